@@ -36,7 +36,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     if not name:
         print(usage(), file=sys.stderr)
         return EXIT_CODE
-    parse = COMMANDS[name].parse
+    parse = COMMANDS[name]
     args = parse(arguments)
     sys.argv = [f'mmlinattn {name}', *arguments]
     with errors_in_one_line(args.debug):

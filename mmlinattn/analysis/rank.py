@@ -152,7 +152,6 @@ def layer_ranks(
     backbone: nn.Module,
     images: Sequence[Callable[[], Tensor]],
     tolerance: float = 0.01,
-    advance: Callable[[], object] = lambda: None,
 ) -> List[LayerRank]:
     """Return the ranks of the matrices of every attention of a backbone that runs.
 
@@ -162,7 +161,6 @@ def layer_ranks(
         backbone: a backbone in eval mode.
         images: functions that return the input (1, 3, H, W) of the backbone, for one image each.
         tolerance: see :func:`numerical_rank`.
-        advance: called after each image.
 
     Raises:
         ValueError: no attention of this package ran, or an output is not finite.
@@ -190,7 +188,6 @@ def layer_ranks(
         for name, attn in attentions.items():
             for call in calls[name]:
                 found[name].add_call(attn, call)
-        advance()
     ran = {name: layer for name, layer in found.items() if layer.tokens}
     if not ran:
         raise ValueError(

@@ -2,20 +2,17 @@
 
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Callable, Iterator, List, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
-from .timing import peak_bytes, repeat, seconds_of
-
 # Autocast dtype of a precision; float32 runs without.
 AUTOCAST = dict(bf16=torch.bfloat16, fp16=torch.float16)
-MEMINFO = Path('/proc/meminfo')
 LEAST_CALLS = 3
 # Share of the limit of a batch size for the calls that are measured.
 MEASURED = 1 / 6
@@ -58,7 +55,6 @@ def throughput(
     *,
     precision: str = 'fp32',
     limit: float = 60.0,
-    advance: Callable[[], object] = lambda: None,
 ) -> Throughput:
     """Time a model on random images, at least three calls after one of warm-up.
 
@@ -69,10 +65,8 @@ def throughput(
         device: where to run.
         precision: ``'fp32'``, or ``'bf16'`` or ``'fp16'`` for autocast.
         limit: most seconds, a sixth of them for the calls that are measured.
-        advance: called after each call.
 
     Raises:
-        MemoryError: on the CPU, the batch needs more memory than is available.
         TimeoutError: the calls take longer than ``limit``.
 
     Example:
@@ -85,37 +79,39 @@ def throughput(
     what = f'batch size {batch} at {height} x {width}'
     dtype = AUTOCAST.get(precision)
 
-    def call(count: int = batch) -> object:
+    def call() -> object:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            return model(images[:count])
+            return model(images)
 
-    first: List[float] = []
+    times: List[float] = []  # the first one is the warm-up
     try:
         with time_limit(limit):
-            images = torch.randn(1, 3, height, width, device=device).expand(batch, -1, -1, -1)
-            if device.type == 'cpu':
-                _check_memory(what, batch * peak_bytes(lambda: call(1), device))
-            images = images.contiguous()
-            first.append(seconds_of(call, device))
-            advance()
-            return Throughput(batch, repeat(call, device, limit * MEASURED, LEAST_CALLS, advance))
+            images = torch.randn(batch, 3, height, width, device=device)
+            times.append(seconds_of(call, device))
+            end = time.perf_counter() + limit * MEASURED
+            while len(times) <= LEAST_CALLS or time.perf_counter() < end:
+                times.append(seconds_of(call, device))
+            return Throughput(batch, times[1:])
     except TimeoutError as error:
-        calls = f'the first one {first[0]:.1f} s' if first else 'the first one did not end'
+        calls = f'the first one {times[0]:.1f} s' if times else 'the first one did not end'
         raise TimeoutError(
             f'{what}: {1 + LEAST_CALLS} calls take more than {limit:g} s ({calls}): take a smaller '
             'batch or image, or a larger limit'
         ) from error
 
 
-def _check_memory(what: str, needed: float) -> None:
-    lines = MEMINFO.read_text().splitlines() if MEMINFO.exists() else []
-    for line in lines:
-        name, value, *_ = line.split()
-        if name == 'MemAvailable:' and needed > (available := 1024 * int(value)):
-            raise MemoryError(
-                f'{what} needs about {needed / 2**30:.1f} GiB by the peak of one image, and '
-                f'{available / 2**30:.1f} GiB are available: take a smaller batch or image'
-            )
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call, with the work that it queues on a GPU."""
+    _synchronize(device)
+    start = time.perf_counter()
+    call()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
 
 
 class _TimeIsUp(BaseException):

@@ -1,66 +1,39 @@
 """Table of the commands: what ``mmlinattn --help`` lists."""
 
+import inspect
 from argparse import Namespace
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from ..utils.suggest import did_you_mean
 from . import arguments
 
-
-class Command(NamedTuple):
-    """Command of the command line.
-
-    Its module in this package has the name of ``parse`` and a function ``main(args)``, which
-    returns the exit code.
-    """
-
-    parse: Callable[[Optional[List[str]]], Namespace]
-    summary: str
-
-
+# Function that parses the arguments. The first line of its docstring describes the command. The
+# module of this package that has its name has a function ``main(args)``, which returns the exit
+# code.
+Command = Callable[[Optional[List[str]]], Namespace]
 GROUPS: Dict[str, Dict[str, Command]] = {
     'Train and test': {
-        'train': Command(arguments.train, 'train the model of a config'),
-        'test': Command(
-            arguments.test, 'score a checkpoint or an exported file on the test data of a config'
-        ),
-        'linearize': Command(
-            arguments.linearize, 'turn a trained softmax model into one of linear cost'
-        ),
+        'train': arguments.train,
+        'test': arguments.test,
+        'linearize': arguments.linearize,
     },
     'Predict and deploy': {
-        'predict': Command(
-            arguments.predict,
-            'predict images and folders; pictures and COCO JSON',
-        ),
-        'app': Command(
-            arguments.app,
-            'a page in the browser: predictions, and what the attention looks at',
-        ),
-        'export': Command(arguments.export, 'write a trained model as ONNX or torch.export'),
+        'predict': arguments.predict,
+        'app': arguments.app,
+        'export': arguments.export,
     },
     'Data and weights': {
-        'check-data': Command(
-            arguments.check_data, 'read all data of a config and report what is wrong with it'
-        ),
-        'shapes': Command(arguments.shapes, 'write the embedded data set'),
-        'convert': Command(arguments.convert, 'convert released weights'),
+        'check-data': arguments.check_data,
+        'shapes': arguments.shapes,
+        'convert': arguments.convert,
     },
     'Analyse': {
-        'analyze complexity': Command(
-            arguments.complexity, 'parameters and multiply-accumulates of a model'
-        ),
-        'analyze throughput': Command(arguments.throughput, 'images a second of a model'),
-        'analyze rank': Command(arguments.rank, 'rank of what the attentions compute, by layer'),
-        'analyze attention': Command(
-            arguments.visualize_attention, 'attention maps of an SMCA detector'
-        ),
-        'analyze key-weights': Command(
-            arguments.visualize_key_weights, 'what one query reads, for any attention'
-        ),
-        'doctor': Command(
-            arguments.doctor, 'versions, GPU, kernels, data: what is there and what is not'
-        ),
+        'analyze complexity': arguments.complexity,
+        'analyze throughput': arguments.throughput,
+        'analyze rank': arguments.rank,
+        'analyze attention': arguments.visualize_attention,
+        'analyze key-weights': arguments.visualize_key_weights,
+        'doctor': arguments.doctor,
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
@@ -75,7 +48,9 @@ def usage() -> str:
     ]
     for title, commands in GROUPS.items():
         lines += ['', f'{title}:']
-        lines += [f'  {name:<{width}}  {command.summary}' for name, command in commands.items()]
+        for name, command in commands.items():
+            summary = (inspect.getdoc(command) or '').partition('\n')[0]
+            lines.append(f'  {name:<{width}}  {summary}')
     return '\n'.join(lines)
 
 

@@ -2,13 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import Optional
 
 from rich.table import Table
 
 from ..analysis import Complexity, Cost, analyse
 from ..analysis.complexity import check_shape
-from ..analysis.hybrids import MAX_SIZE, attention_kinds, softmax_crossover
 from ..engine import build_model
 from ..engine.config import load_config
 from ..utils import check_writable, write_json
@@ -35,34 +33,18 @@ def table(result: Complexity, title: str, depth: int) -> Table:
     return out
 
 
-def crossover_line(side: Optional[int]) -> str:
-    where = f'from {side} x {side} on' if side else f'at no size up to {MAX_SIZE} x {MAX_SIZE}'
-    return f'Fewer matrix products than the backbone with SoftmaxAttention in all layers: {where}.'
-
-
 def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
         shape = check_shape(args.shape)
         if args.json:
             check_writable(args.json)
         cfg = load_config(args.config, args.cfg_options)
-        model = build_model(cfg)
-        result = analyse(model, shape)
-        record, crossover = result.to_dict(), ''
-        set_by_config = 'attn_cfg' in cfg.model.get('backbone', {})
-        if set_by_config and len(attention_kinds(model.get_submodule('backbone'))) > 1:
-            try:
-                record['softmax_crossover'] = side = softmax_crossover(cfg)
-                crossover = crossover_line(side)
-            except ValueError as error:
-                crossover = f'no crossover: {" ".join(str(error).split())}'
+        result = analyse(build_model(cfg), shape)
         if args.json:
-            write_json(args.json, record)
+            write_json(args.json, result.to_dict())
     console = plain_console()
     height, width = result.shape
     console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))
-    if crossover:
-        console.print(crossover, soft_wrap=True)
     if result.uncounted:
         console.print(f'Not counted, may hold products: {result.uncounted}', style='red')
     return 0

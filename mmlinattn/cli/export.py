@@ -13,9 +13,7 @@ def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
         cfg = load_config(args.config, args.cfg_options)
         image, origin = sample_image(cfg, args.sample)
-        settings = ExportSettings(
-            tuple(args.shape), args.static, args.dynamic_batch, args.fp16, args.raw
-        )
+        settings = ExportSettings(tuple(args.shape), args.static, args.dynamic_batch)
         print(f'compared on {origin}', flush=True)
         out = args.out or Path('work_dirs') / name / name
         if out.suffix in [form.suffix for form in FORMATS.values()]:  # each format adds its own

@@ -1,6 +1,7 @@
 """Turn a trained softmax model into one of linear cost, without labels: docs/linearize.md."""
 
 import argparse
+from dataclasses import fields
 
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
@@ -17,24 +18,13 @@ def prepare(args: argparse.Namespace) -> Linearizer:
     """Check config, weights, images and options, and return the distillation."""
     cfg = config.load_config(args.config, args.cfg_options)
     launch.set_launcher(cfg, args.launcher)
-    options = Options(
-        images=args.images,
-        out=args.out,
+    given = dict(
+        vars(args),
         attn=dict(args.attn_options or {}, type=args.attn),
-        keep_softmax=args.keep_softmax,
-        iters_a=args.iters_a,
-        iters_b=args.iters_b,
-        lr_a=args.lr_a,
-        lr_b=args.lr_b,
-        batch_size=args.batch_size,
         crop_size=args.crop_size and tuple(args.crop_size),
-        seed=args.seed,
-        finetune=args.finetune,
         score=not args.no_score,
-        amp=args.amp,
-        resume=args.resume,
-        launcher=args.launcher,
     )
+    options = Options(**{field.name: given[field.name] for field in fields(Options)})
     return Linearizer(cfg, args.checkpoint, options)
 
 

@@ -20,7 +20,7 @@ from ..apis.sources import image_files, read_image
 from ..engine.config import load_config
 from ..engine.model import initial_model, load_model
 from ..utils import check_writable, write_json
-from ..utils.command_line import errors_in_one_line, plain_console, progress_bars
+from ..utils.command_line import errors_in_one_line, plain_console
 from ..visualization.rank import draw_ranks
 
 FILES = ('rank.json', 'rank.png')
@@ -109,11 +109,7 @@ def run(args: argparse.Namespace) -> None:
         )
     else:
         inputs, source = noise(args)
-    console = plain_console()
-    with progress_bars(console) as bars:
-        bar = bars.add_task('images', total=len(inputs))
-        backbone = getattr(model, 'backbone', model)
-        layers = layer_ranks(backbone, inputs, args.tolerance, partial(bars.advance, bar))
+    layers = layer_ranks(getattr(model, 'backbone', model), inputs, args.tolerance)
     title = f'{Path(args.config).stem}, {weights}\n{source}'
     record = dict(
         config=args.config, cfg_options=args.cfg_options, checkpoint=args.checkpoint,
@@ -122,6 +118,7 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
     write_json(args.out / FILES[0], record)
     draw_ranks(args.out / FILES[1], layers, args.tolerance, title)
+    console = plain_console()
     console.print(table(layers, title, args.tolerance))
     console.print(*(args.out / name for name in FILES), soft_wrap=True, highlight=False)
 

@@ -2,24 +2,22 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Optional, Tuple, Type
+from typing import Any, Optional
 
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
-from ..checkpoints import CheckpointError
 from ..engine import config
 from ..engine.distributed import launch
 from ..engine.model import unwrapped
-from ..engine.preflight.data import DataError
 from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..utils import check_writable
 from ..utils.command_line import errors_in_one_line
-from ..utils.errors import InputError
 from .arguments.runs import EXPORTED
+from .train import KNOWN
 
 
 def prepare(args: argparse.Namespace) -> PluginRunner:
@@ -32,7 +30,7 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
-    if is_exported(args):
+    if args.checkpoint.endswith(EXPORTED):
         return runner_of_exported(cfg, args.checkpoint)
     runner = PluginRunner.from_cfg(cfg)
     if views is not None:
@@ -82,11 +80,6 @@ def views_hook(args: argparse.Namespace, cfg: Config) -> Any:
     return AugmentationHook(*set_augmentation(cfg))
 
 
-def is_exported(args: argparse.Namespace) -> bool:
-    """Return True if the name is that of an exported file, not of a checkpoint."""
-    return Path(args.checkpoint).suffix in EXPORTED
-
-
 def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
     """Return the runner that tests an exported file."""
     from ..deployment import check_classes, use_exported  # a checkpoint needs no exporter
@@ -100,20 +93,10 @@ def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
     return runner
 
 
-def known_errors(args: argparse.Namespace) -> Tuple[Type[Exception], ...]:
-    """Return the errors during the test that are reported without a traceback."""
-    known = (CheckpointError, DataError, InputError, OSError)
-    if not is_exported(args):
-        return known
-    from ..deployment import FileError
-
-    return (*known, FileError)
-
-
 def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
         runner = prepare(args)
-    with errors_in_one_line(args.debug, known_errors(args), runner.log_dir):
+    with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
         runner.test()
     launch.leave_process_group()
     return 0

@@ -1,7 +1,7 @@
 """Measure the images a second of the model of a config."""
 
 import argparse
-from functools import partial
+import sys
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
@@ -14,7 +14,7 @@ from ..analysis.throughput import Throughput, throughput
 from ..engine.config import load_config
 from ..engine.model import initial_model
 from ..utils import check_writable, write_json
-from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
+from ..utils.command_line import error_text, errors_in_one_line, plain_console
 
 
 def machine(args: argparse.Namespace) -> str:
@@ -44,16 +44,12 @@ def table(found: Sequence[Throughput], title: str, machine: str) -> Table:
 def measure(args: argparse.Namespace, model: nn.Module, shape: Tuple[int, int]) -> List[Throughput]:
     """Measure each batch size; print those that fail to stderr."""
     found: List[Throughput] = []
-    device, fixed = torch.device(args.device), dict(precision=args.precision, limit=args.limit)
-    with progress_bars(plain_console(stderr=True)) as bars:
-        for batch in args.batch_size:
-            bar = bars.add_task(f'batch {batch}', total=None)
-            options = dict(advance=partial(bars.advance, bar), **fixed)
-            try:
-                found.append(throughput(model, batch, shape, device, **options))
-            except (MemoryError, TimeoutError, torch.cuda.OutOfMemoryError) as error:
-                line = f'error: {type(error).__name__}: {error_text(error)}'
-                bars.console.print(line, soft_wrap=True, highlight=False)
+    options = dict(precision=args.precision, limit=args.limit)
+    for batch in args.batch_size:
+        try:
+            found.append(throughput(model, batch, shape, torch.device(args.device), **options))
+        except (TimeoutError, torch.cuda.OutOfMemoryError) as error:
+            print(f'error: {type(error).__name__}: {error_text(error)}', file=sys.stderr)
     return found
 
 

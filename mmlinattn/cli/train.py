@@ -37,8 +37,7 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     return runner
 
 
-def train(args: argparse.Namespace) -> None:
-    """Check the inputs, then train; errors end the process with one line."""
+def main(args: argparse.Namespace) -> int:
     with errors_in_one_line(args.debug):
         runner = prepare(args)
     with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
@@ -48,8 +47,4 @@ def train(args: argparse.Namespace) -> None:
             launch.leave_process_group()
             raise
     launch.leave_process_group()
-
-
-def main(args: argparse.Namespace) -> int:
-    train(args)
     return 0

@@ -24,45 +24,35 @@ class Deployable(nn.Module):
     Args:
         model: model of MMDetection, MMSegmentation or MMPretrain, in eval mode.
         preprocessor: config of its data preprocessor: ``mean``, ``std``, the order of channels.
-        raw: return the outputs of the heads instead of predictions.
 
     Raises:
         NotDeployable: the model cannot be exported.
     """
 
     task: str
-    has_raw = True
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, model: BaseModel, preprocessor: dict, raw: bool = False) -> None:
+    def __init__(self, model: BaseModel, preprocessor: dict) -> None:
         super().__init__()
         self.model: BaseModel = model
-        self.is_raw = raw
-        if not raw:
-            self.check()
+        self.check()
         # Exported models take RGB; channels are swapped for models trained on BGR.
         mean, std, self.swap = normalisation(preprocessor)
         self.register_buffer('pixel_mean', mean)
         self.register_buffer('pixel_std', std)
-        self.dtype = torch.float32
 
     def forward(self, image: Tensor) -> Outputs:
         """Compute named outputs, float32 or int64, of images (B, 3, H, W) float32, RGB, 0..255."""
         if self.swap:
             image = torch.cat([image[:, 2:], image[:, 1:2], image[:, :1]], 1)
-        x = ((image - self.pixel_mean) / self.pixel_std).to(self.dtype)
-        return self.raw(x) if self.is_raw else self.predict(x)
+        return self.predict((image - self.pixel_mean) / self.pixel_std)
 
     def check(self) -> None:
         """Raise NotDeployable if :meth:`predict` would differ from the framework's prediction."""
 
     def predict(self, x: Tensor) -> Outputs:
         """Compute the predictions of normalised images (B, 3, H, W)."""
-        raise NotImplementedError
-
-    def raw(self, x: Tensor) -> Outputs:
-        """Compute the outputs of the heads for normalised images (B, 3, H, W)."""
         raise NotImplementedError
 
     def padding(self) -> Tuple[float, float, float]:
@@ -72,34 +62,24 @@ class Deployable(nn.Module):
 
 
 class DeployableSegmentor(Deployable):
-    """Segmentor. Outputs ``labels`` (B, H, W) int64; raw: ``logits`` (B, classes, H, W).
-
-    Both have the size of the input.
-    """
+    """Segmentor. Outputs ``labels`` (B, H, W) int64, of the size of the input."""
 
     task = 'segmentation'
 
     def predict(self, x: Tensor) -> Outputs:
-        logits = self.raw(x)['logits']
-        if logits.shape[1] == 1:
-            raise NotDeployable('a segmentor with one output: export its raw outputs')
-        return dict(labels=logits.argmax(1))
-
-    def raw(self, x: Tensor) -> Outputs:
         logits = self.model.encode_decode(x, [dict(img_shape=tuple(x.shape[-2:]))])
-        return dict(logits=logits.float())
+        if logits.shape[1] == 1:
+            raise NotDeployable('a segmentor with one output has no exported form')
+        return dict(labels=logits.argmax(1))
 
 
 class DeployableClassifier(Deployable):
-    """Classifier. Outputs ``scores`` (B, classes) after the softmax; raw: ``logits``."""
+    """Classifier. Outputs ``scores`` (B, classes) after the softmax."""
 
     task = 'classification'
 
     def predict(self, x: Tensor) -> Outputs:
-        return dict(scores=self.raw(x)['logits'].softmax(-1))
-
-    def raw(self, x: Tensor) -> Outputs:
-        return dict(logits=self.model.head(self.model.extract_feat(x)).float())
+        return dict(scores=self.model.head(self.model.extract_feat(x)).softmax(-1))
 
 
 def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
@@ -116,69 +96,57 @@ def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
     return mean, std, not rgb
 
 
-def exported_form(model: BaseModel, cfg: Config, raw: bool = False) -> Type[Deployable]:
+def exported_form(model: BaseModel, cfg: Config) -> Type[Deployable]:
     """Return the subclass of :class:`Deployable` for a model, independent of its weights.
 
     Raises:
-        NotDeployable: there is none, or ``raw`` is set and the model has no raw outputs.
+        NotDeployable: there is none.
     """
     scope = cfg.get('default_scope')
     if scope == 'mmdet':
         from .detectors import deployable_detector
 
-        kind: Type[Deployable] = deployable_detector(model)
-    elif scope == 'mmseg' and hasattr(model, 'encode_decode') and hasattr(model, 'decode_head'):
+        return deployable_detector(model)
+    if scope == 'mmseg' and hasattr(model, 'encode_decode') and hasattr(model, 'decode_head'):
         if hasattr(model.decode_head, 'pixel_decoder'):
             raise NotDeployable(
                 f'{type(model.decode_head).__name__} has no exported form: its pixel decoder keeps '
                 'the sizes of maps in tensors'
             )
-        kind = DeployableSegmentor
-    elif scope == 'mmpretrain' and getattr(model, 'head', None) is not None:
-        kind = DeployableClassifier
-    else:
-        raise NotDeployable(
-            f'{type(model).__name__} (default_scope={scope!r}) has no exported form: detectors, '
-            'segmentors and classifiers of the frameworks have'
-        )
-    if raw and not kind.has_raw:
-        raise NotDeployable(
-            f'--raw: {type(model).__name__} has two stages, the second one works on the boxes of '
-            'the first: there are no raw outputs, export without --raw'
-        )
-    return kind
+        return DeployableSegmentor
+    if scope == 'mmpretrain' and getattr(model, 'head', None) is not None:
+        return DeployableClassifier
+    raise NotDeployable(
+        f'{type(model).__name__} (default_scope={scope!r}) has no exported form: detectors, '
+        'segmentors and classifiers of the frameworks have'
+    )
 
 
-def deployable(model: BaseModel, cfg: Config, raw: bool = False) -> Deployable:
+def deployable(model: BaseModel, cfg: Config) -> Deployable:
     """Wrap a model for export.
 
     Args:
         model: built from ``cfg.model``, in eval mode; layers that cannot be captured are replaced
             in place by equivalents.
         cfg: config of the model.
-        raw: see :class:`Deployable`.
 
     Raises:
         NotDeployable: see :func:`exported_form`, or a setting cannot be exported.
     """
-    kind = exported_form(model, cfg, raw)
+    kind = exported_form(model, cfg)
     rewrite_for_export(model)
     model.data_preprocessor = nn.Identity()  # its buffers would become weights of the program
     if hasattr(model, 'auxiliary_head'):
         del model.auxiliary_head  # used in training only
-    out = kind(model.eval().requires_grad_(False), preprocessor_of(cfg), raw)
-    return out.eval()
+    return kind(model.eval().requires_grad_(False), preprocessor_of(cfg)).eval()
 
 
-def load(
-    cfg: Config, checkpoint: Optional[str], raw: bool = False
-) -> Tuple[Deployable, Sequence[str]]:
+def load(cfg: Config, checkpoint: Optional[str]) -> Tuple[Deployable, Sequence[str]]:
     """Build and load the model of a config for export, and return it with its class names.
 
     Args:
         cfg: config from :func:`mmlinattn.engine.config.load_config`.
         checkpoint: a file or a URL; None for initial weights.
-        raw: see :class:`Deployable`.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
@@ -186,6 +154,6 @@ def load(
         NotDeployable: the model cannot be exported.
     """
     model = MODELS.build(dict(cfg.model, data_preprocessor=preprocessor_of(cfg) or None))
-    exported_form(model, cfg, raw)
+    exported_form(model, cfg)
     meta = {} if checkpoint is None else load_checkpoint(model, checkpoint)
-    return deployable(model, cfg, raw), class_names(cfg, meta, number_of_classes(model))
+    return deployable(model, cfg), class_names(cfg, meta, number_of_classes(model))

@@ -1,6 +1,6 @@
 """Exported forms of MMDetection detectors, with static output shapes."""
 
-from typing import Any, List, Sequence, Tuple, Type
+from typing import Any, Sequence, Tuple, Type
 
 import torch
 from mmdet.models.dense_heads import AnchorHead, RPNHead
@@ -72,35 +72,23 @@ class DeployableDetector(Deployable):
 
 
 class DeployableDense(DeployableDetector):
-    """Single-stage detector with anchors, such as RetinaNet. Raw: logits and deltas by level."""
+    """Single-stage detector with anchors, such as RetinaNet."""
 
     def check(self) -> None:
         check_anchors(self.model.bbox_head, 'bbox_head')
         check_nms(self.model.test_cfg, 'test_cfg')
 
     def predict(self, x: Tensor) -> Outputs:
-        outs, cfg, hw_shape = self.raw_outputs(x), self.model.test_cfg, x.shape[-2:]
+        outs = self.model.bbox_head(self.model.extract_feat(x))
+        cfg, hw_shape = self.model.test_cfg, x.shape[-2:]
         found, _ = dense_candidates(self.model.bbox_head, outs, cfg, hw_shape)
         return self.outputs(
             survivors(found, found.labels, cfg['nms'], cfg['max_per_img'], hw_shape)
         )
 
-    def raw(self, x: Tensor) -> Outputs:
-        names = ('logits', 'deltas')
-        return {
-            f'{name}{i}': level.float()
-            for name, levels in zip(names, self.raw_outputs(x))
-            for i, level in enumerate(levels)
-        }
-
-    def raw_outputs(self, x: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
-        return self.model.bbox_head(self.model.extract_feat(x))
-
 
 class DeployableTwoStage(DeployableDetector):
-    """Faster, Mask and Cascade R-CNN; without raw outputs."""
-
-    has_raw = False
+    """Faster, Mask and Cascade R-CNN."""
 
     def check(self) -> None:
         check_anchors(self.model.rpn_head, 'rpn_head')
@@ -129,7 +117,6 @@ class DeployableTwoStage(DeployableDetector):
             self.model.rpn_head, self.model.rpn_head(feats), cfg, hw_shape
         )
         proposals = fixed(survivors(found, levels, cfg['nms'], cfg['max_per_img'], hw_shape))
-        feats = [level.float() for level in feats]
         found = self.classify(feats, proposals, hw_shape)
         if not self.model.roi_head.with_mask:
             return self.outputs(found)
@@ -143,7 +130,7 @@ class DeployableTwoStage(DeployableDetector):
         total: Any = 0
         heads = self.stages()
         for i, (head, extractor) in enumerate(zip(heads, self.stages('bbox_roi_extractor'))):
-            logits, deltas = (out.float() for out in head(self.pooled(extractor, feats, rois)))
+            logits, deltas = head(roi_features(extractor, feats, rois))
             total = total + logits
             if i < len(heads) - 1:
                 refined = head.regress_by_class(
@@ -170,7 +157,7 @@ class DeployableTwoStage(DeployableDetector):
         total: Any = 0
         heads = self.stages('mask_head')
         for head, extractor in zip(heads, self.stages('mask_roi_extractor')):
-            logits = head(self.pooled(extractor, feats, rois)).float()  # [B K, classes, h, w]
+            logits = head(roi_features(extractor, feats, rois))  # [B K, classes, h, w]
             if head.class_agnostic:
                 of_class = logits.squeeze(1)
             else:
@@ -178,11 +165,6 @@ class DeployableTwoStage(DeployableDetector):
                 of_class = logits.gather(1, index).squeeze(1)
             total = total + of_class.sigmoid()
         return (total / len(heads)).unflatten(0, labels.shape)
-
-    def pooled(
-        self, extractor: SingleRoIExtractor, feats: Sequence[Tensor], rois: Tensor
-    ) -> Tensor:
-        return roi_features(extractor, feats, rois).to(self.dtype)
 
 
 def with_image(boxes: Tensor) -> Tensor:
@@ -209,13 +191,10 @@ def roi_features(extractor: SingleRoIExtractor, feats: Sequence[Tensor], rois: T
 
 
 class DeployableSMCA(DeployableDetector):
-    """SMCA for images without padding.
-
-    Raw: ``logits`` (B, Q, classes) and ``boxes`` (B, Q, 4) as centre, width and height in 0..1.
-    """
+    """SMCA for images without padding."""
 
     def predict(self, x: Tensor) -> Outputs:
-        logits, boxes = self.raw(x).values()
+        logits, boxes = self.queries(x)
         head, hw_shape = self.model.bbox_head, x.shape[-2:]
         scores = logits.sigmoid() if head.loss_cls.use_sigmoid else logits.softmax(-1)[..., :-1]
         if not head.loss_cls.use_sigmoid:
@@ -231,10 +210,11 @@ class DeployableSMCA(DeployableDetector):
         boxes = within(bbox_cxcywh_to_xyxy(boxes) * corners(hw_shape), hw_shape)
         return self.outputs(Candidates(boxes, scores, labels.gather(1, places)))
 
-    def raw(self, x: Tensor) -> Outputs:
+    def queries(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """Return logits (B, Q, classes), and boxes (B, Q, 4) as centre and size in 0..1."""
         model, feat = self.model, self.model.extract_feat(x)[-1]
         hw_shape = feat.shape[-2:]
-        pos = model.positional_encoding(None, feat).to(feat.dtype)
+        pos = model.positional_encoding(None, feat)
         tokens, pos = (y.flatten(2).transpose(1, 2) for y in (feat, pos))
         memory = model.encoder(tokens, hw_shape, pos)
         query_pos = model.query_embedding.weight.expand(x.shape[0], -1, -1)
@@ -244,7 +224,7 @@ class DeployableSMCA(DeployableDetector):
             torch.stack(sides, -1),
         )  # fmt: skip
         logits, boxes = model.bbox_head(states['hidden_states'][-1:], states['references'])
-        return dict(logits=logits[0].float(), boxes=boxes[0].float())
+        return logits[0], boxes[0]
 
 
 def check_anchors(head: BaseModule, name: str) -> None:

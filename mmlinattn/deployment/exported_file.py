@@ -7,12 +7,13 @@ from typing import Dict, Union
 import torch
 from torch import Tensor
 
+from ..utils.errors import InputError
 from .file_metadata import METADATA, FileMetadata
 
 Outputs = Dict[str, Tensor]
 
 
-class FileError(ValueError):
+class FileError(InputError):
     """Exported file that cannot be used; the message gives the file and the reason."""
 
 

@@ -58,8 +58,7 @@ class ExportedModel(BaseModel):
 
     Raises:
         FileNotFoundError, mmlinattn.deployment.FileError: the file cannot be loaded or does not fit
-            ``network`` (see :func:`check_model`), or has raw outputs of a detector,
-            which cannot be scored.
+            ``network`` (see :func:`check_model`).
         NotDeployable: the network cannot be exported.
     """
 
@@ -74,16 +73,13 @@ class ExportedModel(BaseModel):
         skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None)).eval()
         super().__init__(skeleton.data_preprocessor)
         self.file = ExportedFile(file)
-        task = self.file.metadata.task
-        if task == 'detection' and self.file.metadata.raw:
-            raise FileError(f'{file} has raw outputs, which cannot be scored: export without --raw')
         check_model(self.file, skeleton, cfg)
         # Not a submodule, so that its weights are neither moved nor counted.
         object.__setattr__(self, 'skeleton', skeleton)
         mean, std, self.swap = normalisation(preprocessor)
         self.register_buffer('mean', mean, persistent=False)
         self.register_buffer('std', std, persistent=False)
-        self.predictions = getattr(self, task)
+        self.predictions = getattr(self, self.file.metadata.task)
         self.num_classes = len(self.file.metadata.classes)
 
     def forward(self, inputs: Tensor, data_samples: list, mode: str = 'predict') -> list:
@@ -101,17 +97,14 @@ class ExportedModel(BaseModel):
         return self.skeleton.predict(inputs, data_samples)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the logits (B, classes, H, W); one-hot if the file returns labels."""
-        found = self.run(images)
-        if 'labels' in found:
-            classes = max(self.skeleton.out_channels, 2)
-            found = dict(logits=F.one_hot(found['labels'], classes).permute(0, 3, 1, 2).float())
-        return found['logits'][..., : images.shape[-2], : images.shape[-1]].to(images.device)
+        """Return the labels of the file as one-hot logits (B, classes, H, W)."""
+        labels = self.run(images)['labels']
+        logits = F.one_hot(labels, max(self.skeleton.out_channels, 2)).permute(0, 3, 1, 2).float()
+        return logits[..., : images.shape[-2], : images.shape[-1]].to(images.device)
 
     def classification(self, inputs: Tensor, data_samples: list) -> list:
-        found = self.run(inputs)
         # The head applies a softmax; that of log(scores) returns the scores.
-        logits = found['logits'] if 'logits' in found else found['scores'].log()
+        logits = self.run(inputs)['scores'].log()
         head = self.skeleton.head
         head.forward = lambda feats: feats
         return head.predict(logits.to(inputs.device), data_samples)
@@ -150,8 +143,7 @@ class ExportedModel(BaseModel):
         pixels = (pixels.flip(1) if self.swap else pixels).cpu()
         batch = self.file.metadata.batch or 8
         parts: List[dict] = [self.file(part) for part in pixels.split(batch)]
-        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return found
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
@@ -168,7 +160,7 @@ def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
     """
     metadata = file.metadata
     pairs = {
-        'task': (metadata.task, exported_form(model, cfg, metadata.raw).task),
+        'task': (metadata.task, exported_form(model, cfg).task),
         'number of classes': (len(metadata.classes), number_of_classes(model)),
         'stride': (metadata.stride, strides_of(model)[0]),
     }

@@ -1,6 +1,5 @@
 """Export of a config and checkpoint to files, each compared with the model."""
 
-import math
 import time
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -14,8 +13,7 @@ from .capture import Sizes, capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
 from .deployable import Deployable, load
 from .file_metadata import FileMetadata
-from .formats import FORMATS, FormatError, check_format, write
-from .fp16 import to_half
+from .formats import FORMATS, check_format, write
 
 
 class ExportSettings(NamedTuple):
@@ -25,15 +23,11 @@ class ExportSettings(NamedTuple):
         shape: (H, W) to capture at.
         static: accept this size only.
         dynamic_batch: accept any batch size instead of 1.
-        fp16: half precision.
-        raw: return the outputs of the heads, see :class:`.deployable.Deployable`.
     """
 
     shape: Tuple[int, int]
     static: bool = False
     dynamic_batch: bool = False
-    fp16: bool = False
-    raw: bool = False
 
 
 class ExportResult(NamedTuple):
@@ -53,7 +47,7 @@ class Export:
     """Captured model that can be written in several formats.
 
     Args:
-        model: model from :func:`.deployable.load`; ``fp16`` changes its weights in place.
+        model: model from :func:`.deployable.load`.
         classes: class names.
         settings: export settings.
         image: (1, 3, h, w) float32, RGB, 0..255, typical of the data; see :func:`sample_image`.
@@ -69,7 +63,6 @@ class Export:
     def __init__(
         self, model: Deployable, classes: Sequence[str], settings: ExportSettings, image: Tensor
     ) -> None:
-        self.settings = settings
         stride, coarsest = strides_of(model.model)
         check_shape(settings.shape, stride, not settings.static)
         batch = None if settings.dynamic_batch else 1
@@ -77,14 +70,11 @@ class Export:
         self.images = [fit(image, shape) for shape in sizes_to_try(sizes)]
         with torch.no_grad():
             self.expected = [model(image) for image in self.images]
-        if settings.fp16:
-            to_half(model)
         self.program = capture(model, sizes)
         self.metadata = FileMetadata(
             task=model.task,
             classes=tuple(classes),
             outputs=tuple(self.expected[0]),
-            raw=settings.raw,
             stride=stride,
             dynamic=sizes.dynamic,
             shape=settings.shape,
@@ -97,8 +87,7 @@ class Export:
         """Write a format and compare the file with the model at up to three sizes.
 
         Raises:
-            FormatError: see :func:`.formats.check_format`; or in half precision outputs are not
-                finite or of other classes.
+            FormatError: see :func:`.formats.check_format`.
         """
         start = time.perf_counter()
         write(name, self.program, self.metadata, path)
@@ -109,12 +98,6 @@ class Export:
                 tuple(image.shape[-2:]): difference(run(image), expected)
                 for image, expected in zip(self.images, self.expected)
             }
-        if self.settings.fp16 and not all(map(math.isfinite, errors.values())):
-            path.unlink()
-            raise FormatError(
-                f'--fp16: {path.name} has not the outputs of the model on the sample, as happens '
-                'beyond 65,504: export without --fp16'
-            )
         return ExportResult(path, seconds, errors)
 
 
@@ -142,7 +125,7 @@ def export(
     paths = {name: out.with_name(out.name + FORMATS[name].suffix) for name in formats}
     for path in paths.values():
         check_writable(path)
-    exported = Export(*load(cfg, checkpoint, settings.raw), settings, image)
+    exported = Export(*load(cfg, checkpoint), settings, image)
     for name, path in paths.items():
         yield exported.write(name, path)
 

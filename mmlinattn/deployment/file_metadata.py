@@ -25,7 +25,6 @@ CHECKS: Dict[str, Callable[[Any], bool]] = {
     'task': lambda x: x in TASKS,
     'classes': _names,
     'outputs': lambda x: _names(x) and 0 < len({*x}) == len(x),
-    'raw': lambda x: type(x) is bool,
     'stride': _positive,
     'dynamic': lambda x: type(x) is bool,
     'shape': lambda x: isinstance(x, tuple) and len(x) == 2 and all(map(_positive, x)),
@@ -43,7 +42,6 @@ class FileMetadata:
         task: 'classification', 'segmentation' or 'detection'.
         classes: names of the classes.
         outputs: names of the outputs.
-        raw: True if the outputs are those of the heads, see :class:`.deployable.Deployable`.
         stride: both sides of an image must be multiples of it.
         dynamic: True if the file takes any such size, False if it takes ``shape`` alone.
         shape: (H, W) of the export.
@@ -56,7 +54,7 @@ class FileMetadata:
 
     Example:
         >>> metadata = FileMetadata(
-        ...     'classification', ('cat', 'dog'), ('scores',), False, 32, True, (64, 64), 64, 1,
+        ...     'classification', ('cat', 'dog'), ('scores',), 32, True, (64, 64), 64, 1,
         ...     (0, 0, 0))
         >>> FileMetadata.from_json(metadata.to_json()) == metadata
         True
@@ -69,7 +67,6 @@ class FileMetadata:
     task: str
     classes: Tuple[str, ...]
     outputs: Tuple[str, ...]
-    raw: bool
     stride: int
     dynamic: bool
     shape: Tuple[int, int]

@@ -1,7 +1,6 @@
 """Images of a folder, without labels, for the distillation."""
 
 import json
-import logging
 import math
 import os
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset, Compose
-from mmengine.logging import print_log
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..apis import sources
@@ -144,7 +142,7 @@ def check_readable(
 ) -> None:
     """Check that all images can be read and make batches: one size, or crops of one size.
 
-    Pixels are read of one image of each size only. Crops larger than all images are logged.
+    Pixels are read of one image of each size only.
 
     Args:
         paths: the images.
@@ -178,14 +176,6 @@ def check_readable(
                 f'{source}: after the test pipeline {first.name} has {_text(one)} and '
                 f'{second.name} {_text(other)} pixels, which make no batch: give --crop-size H W'
             )
-    largest = [max(sides) for sides in zip(*seen)]
-    if crop_size is not None and any(want > have for want, have in zip(crop_size, largest)):
-        print_log(
-            f'crops of {_text(crop_size)} are larger than the images after the test pipeline, at '
-            f'most {_text(largest)}: the rest of each crop is padding',
-            'current',
-            logging.WARNING,
-        )
 
 
 def _text(size: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """Error of images or hooks that do not fit a model; the message names them and the cure.
+    """Error of images, hooks or files that do not fit a model; the message names them and the cure.
 
     Example:
         >>> raise InputError('images of 30x32 are no whole number of patches')

@@ -28,11 +28,10 @@ except (ImportError, RuntimeError) as error:  # absent, or built for another tor
     ) from error
 
 OPERATORS = (
-    'nms', 'softnms', 'roi_align_forward', 'roi_align_backward', 'sigmoid_focal_loss_forward',
+    'nms', 'roi_align_forward', 'roi_align_backward', 'sigmoid_focal_loss_forward',
     'sigmoid_focal_loss_backward', 'ms_deform_attn_forward', 'ms_deform_attn_backward',
 )  # fmt: skip
 AVERAGE = 1  # pool_mode of RoIAlign; 0 is max pooling
-NAIVE, GAUSSIAN = 0, 2  # methods of soft NMS; 1 is linear
 
 
 def __getattr__(name: str) -> Callable:
@@ -104,57 +103,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return order[torch.from_numpy(alive).to(order.device)]
 
 
-def softnms(
-    boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
-    min_score: float, method: int, offset: int,
-) -> Tensor:  # fmt: skip
-    """Apply soft non-maximum suppression, which lowers the scores of overlapping boxes.
-
-    It runs on the CPU, as in mmcv.
-
-    Args:
-        boxes (Tensor): (N, 4), x1 y1 x2 y2.
-        scores (Tensor): (N,).
-        dets (Tensor): (N, 5), written: remaining boxes and their new scores, best first.
-        iou_threshold (float): Minimum IoU at which the methods 0 and 1 act.
-        sigma (float): Width of the Gaussian of method 2.
-        min_score (float): A box is removed if its score falls below.
-        method (int): 0 naive (score 0), 1 linear (times 1 - IoU), 2 Gaussian.
-        offset (int): 0, or 1 for sizes of x2 - x1 + 1.
-
-    Returns:
-        Tensor: (K,), int64. Indices of the remaining boxes.
-    """
-    corners = boxes.detach().float().numpy().copy()
-    values = scores.detach().float().numpy().copy()
-    areas = _areas(corners, offset)
-    index = np.arange(len(corners))
-    columns = (corners, values, areas, index)
-    iou_threshold, min_score = np.float32(iou_threshold), np.float32(min_score)
-    count, i = len(corners), 0
-    while i < count:
-        best = i + int(values[i:count].argmax())
-        for column in columns:
-            column[[i, best]] = column[[best, i]]
-        rest = slice(i + 1, count)
-        iou = _overlaps(corners, areas, i, rest, offset)
-        if method == GAUSSIAN:
-            values[rest] *= np.exp(-(iou * iou) / np.float32(sigma))
-        else:
-            keep = 0 if method == NAIVE else 1 - iou
-            values[rest] *= np.where(iou >= iou_threshold, keep, 1).astype(np.float32)
-        # The last box replaces a removed one, as in mmcv, to keep its order among equal scores.
-        alive = values[rest] >= min_score
-        stay = np.arange(alive.sum())
-        stay[~alive[: len(stay)]] = np.flatnonzero(alive)[::-1][: (~alive[: len(stay)]).sum()]
-        for column in columns:
-            column[i + 1 : i + 1 + len(stay)] = column[rest][stay]
-        count, i = i + 1 + len(stay), i + 1
-    dets[:count, :4] = torch.from_numpy(corners[:count]).to(dets)
-    dets[:count, 4] = torch.from_numpy(values[:count]).to(dets)
-    return torch.from_numpy(index[:count])
-
-
 def _areas(corners: np.ndarray, offset: int) -> np.ndarray:
     """Return the areas (N,) of boxes (N, 4)."""
     sizes = corners[:, 2:] - corners[:, :2] + np.float32(offset)
@@ -166,7 +114,7 @@ def _overlaps(
 ) -> np.ndarray:
     """Return the IoU of box i with the boxes ``rest``, with mmcv's operations in mmcv's order.
 
-    It is 0 for two boxes without area, where the score of mmcv's soft NMS becomes NaN.
+    It is 0 for two boxes without area.
     """
     low = np.maximum(corners[i, :2], corners[rest, :2])
     high = np.minimum(corners[i, 2:], corners[rest, 2:])

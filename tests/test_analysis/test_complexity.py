@@ -195,31 +195,3 @@ def test_tool_refuses_a_bad_shape(tool, config, capsys):
     with pytest.raises(SystemExit):
         tool(config, '--shape', 8, 96)
     assert 'at least 32x32' in capsys.readouterr().err
-
-
-def test_crossover_of_a_hybrid(tool, tmp_path, capsys):
-    path, out = tmp_path / 'hybrid.py', tmp_path / 'cost.json'
-    config = (
-        "model = dict(type='ImageClassifier', neck=dict(type='GlobalAveragePooling'),"
-        " head=dict(type='LinearClsHead', num_classes=2, in_channels=16),"
-        " backbone=dict(type='ViT', arch=dict(embed_dims=16, num_heads=1, depth=2, patch_size=8),"
-        " img_size=64, with_cls_token=False, attn_cfg={}))\ndefault_scope = 'mmpretrain'\n"
-    )
-
-    def run(attn_cfg):
-        path.write_text(config.format(attn_cfg))
-        assert tool(path, '--shape', 64, 64, '--depth', 1, '--json', out) == 0
-        return capsys.readouterr().out, json.loads(out.read_text())
-
-    short = run("dict(default='LinearAttention', softmax=[1])")
-    assert 'SoftmaxAttention in all layers: from' in short[0] and short[1]['softmax_crossover']
-    # The same as the list.
-    assert run("['LinearAttention', 'SoftmaxAttention']") == short
-    text, record = run(
-        "dict(default='MALA', RALA=dict(layers=[0], kv_augmentation='learnable', num_tokens=64))"
-    )
-    assert 'hybrid, 64 x 64' in text and 'softmax_crossover' not in record
-    assert any(line.startswith('no crossover: kv_aug') and line.endswith('has 262144')
-               for line in text.splitlines())  # fmt: skip
-    text, record = run("'MALA'")
-    assert 'rossover' not in text and 'softmax_crossover' not in record

@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 from mmlinattn import __main__ as program
-from mmlinattn.analysis import throughput as module
 from mmlinattn.analysis.throughput import Throughput, throughput, time_limit
-from mmlinattn.analysis.timing import peak_bytes, repeat, seconds_of
 from mmlinattn.cli.arguments.analysis import throughput as arguments
 
 CPU = torch.device('cpu')
@@ -33,12 +31,12 @@ class Sleeper(nn.Module):
 
 
 def test_images_a_second_of_a_model_of_known_speed():
-    model, steps = Sleeper(), []
-    found = throughput(model, 4, (32, 64), CPU, limit=0.6, advance=lambda: steps.append(1))
-    assert model.shapes[0] == (1, 3, 32, 64) and set(model.shapes[1:]) == {(4, 3, 32, 64)}
+    model = Sleeper()
+    found = throughput(model, 4, (32, 64), CPU, limit=0.6)
+    assert set(model.shapes) == {(4, 3, 32, 64)}
     assert found.batch == 4 and 300 < found.images_a_second() <= 1000
-    # One call for the memory, one of warm-up, then those that count: 0.1 s of 4 ms.
-    assert len(model.shapes) - 2 == len(found.seconds) == len(steps) - 1
+    # One call of warm-up, then those that count: 0.1 s of 4 ms.
+    assert len(model.shapes) - 1 == len(found.seconds)
     assert len(found.seconds) in range(6, 26) and not any(model.dtypes)
 
 
@@ -75,21 +73,6 @@ def test_a_call_that_takes_too_long(seconds, message):
     assert message in str(error.value) and time.perf_counter() - start < 2
 
 
-def test_a_batch_that_does_not_fit(monkeypatch, tmp_path):
-    """By the peak of one image: the convolution gives 8 maps of float32."""
-    model = nn.Conv2d(3, 8, 1, bias=False)
-    peak = peak_bytes(lambda: model(torch.zeros(1, 3, 64, 64)), CPU)
-    assert 8 * 64 * 64 * 4 <= peak < 2 * 8 * 64 * 64 * 4
-    memory = tmp_path / 'meminfo'
-    memory.write_text(
-        f'MemTotal: 1 kB\nMemAvailable:  {1.5 * 64 * 8 * 64 * 64 * 4 // 1024:.0f} kB\n'
-    )
-    monkeypatch.setattr(module, 'MEMINFO', memory)
-    throughput(model, 64, (64, 64), CPU, limit=1.2)
-    with pytest.raises(MemoryError, match='batch size 128 at 64 x 64 needs about 0.0 GiB by the'):
-        throughput(model, 128, (64, 64), CPU, limit=1.2)
-
-
 def test_time_limit_ends_with_its_block():
     with time_limit(0.05):
         pass
@@ -105,13 +88,6 @@ def test_time_limit_goes_through_handlers_of_errors():
             time.sleep(5)
         except Exception:
             pytest.fail('the end of the time was taken for an error')
-
-
-def test_calls_are_repeated_for_so_long_but_at_least_so_often():
-    assert seconds_of(lambda: time.sleep(0.02), CPU) >= 0.02
-    times = repeat(lambda: time.sleep(0.01), CPU, 0.1, least=2)
-    assert 3 <= len(times) <= 10 and min(times) >= 0.01
-    assert len(repeat(lambda: time.sleep(0.01), CPU, 0.0, least=3)) == 3
 
 
 @pytest.fixture
@@ -132,7 +108,6 @@ def test_command_line(command, tmp_path, capsys):
     for row in found['results']:
         assert row['low'] <= row['images_a_second'] <= row['high']
         assert f'{row["images_a_second"]:.1f} ' in text
-    assert 'batch 2' in said.err  # progress
 
 
 def test_a_batch_that_takes_too_long_is_one_line_and_the_others_are_measured(

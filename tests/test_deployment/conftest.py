@@ -76,7 +76,7 @@ def export(tmp_path):
     """export(case, settings) -> its exported form, and the ONNX file of that."""
 
     def call(case: Case, settings: ExportSettings):
-        model = deployable(case.model, case.cfg, settings.raw)
+        model = deployable(case.model, case.cfg)
         names = class_names(case.cfg, {}, number_of_classes(case.model))
         path = (
             Export(model, names, settings, case.image).write('onnx', tmp_path / 'model.onnx').path

@@ -21,7 +21,7 @@ def description(task: str, number: int, **changes) -> dict:
     )  # fmt: skip
     known = dict(
         task=task, classes=[f'class {i}' for i in range(number)], outputs=outputs[task],
-        raw=False, stride=32, dynamic=True, shape=[64, 64], least=64, batch=1,
+        stride=32, dynamic=True, shape=[64, 64], least=64, batch=1,
         padding=[0.0, 0.0, 0.0],
     )  # fmt: skip
     return {**known, **changes}

@@ -78,7 +78,6 @@ def test_a_file_of_another_task_is_refused(model, task, of_file):
         (dict(classes=list('abcdefghijk')), 'its number of classes is 11, that of MaskRCNN'),
         (dict(stride=16), 'its stride is 16, that of MaskRCNN in the config is 32'),
         (dict(outputs=['boxes', 'scores', 'labels', 'count']), 'its prediction of masks is False'),
-        (dict(raw=True, outputs=['logits0']), 'has raw outputs, which cannot be scored'),
     ],
 )
 def test_a_file_of_another_model_is_refused(model, metadata, message):
@@ -95,7 +94,7 @@ def test_a_larger_image_than_the_file_takes(model):
 HOSTILE = [
     ('task', 'forward'), ('task', ['detection']), ('stride', 0), ('stride', True), ('stride', 32.0),
     ('batch', -1), ('batch', 0), ('least', 0), ('shape', [64]), ('classes', 'abc'),
-    ('classes', ['a', 1]), ('raw', 1), ('dynamic', 'yes'), ('outputs', []),
+    ('classes', ['a', 1]), ('dynamic', 'yes'), ('outputs', []),
     ('outputs', ['scores', 'scores']), ('padding', [0, 0]), ('padding', [0, 0, float('nan')]),
     ('padding', [0, 0, 'a']),
 ]  # fmt: skip
@@ -131,7 +130,7 @@ def test_names_of_later_versions_are_ignored():
 
 
 def test_a_file_that_does_not_run_is_an_error_that_names_it(tmp_path):
-    about = description('segmentation', 6, raw=True, outputs=['logits'])
+    about = description('segmentation', 6, outputs=['logits'])
     file = ExportedFile(write_stub(tmp_path / 'stub.onnx', 'segmentation', about))
     with pytest.raises(FileError, match='stub.onnx cannot be run: .*logits'):
         file(torch.zeros(1, 3, 64, 64))

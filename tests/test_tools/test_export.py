@@ -89,17 +89,6 @@ def test_an_older_torch_is_refused_before_weights_are_read(
 
 
 @captures
-def test_raw_outputs_of_two_stages_are_refused_before_weights_are_read(
-    root, run, options, tmp_path, capsys
-):
-    pytest.importorskip('mmdet', reason='Mask R-CNN is that of MMDetection')
-    path = tmp_path / 'not_read.pth'
-    refuse(run, capsys, '--raw: MaskRCNN has two stages.*export without --raw', root /
-           CONFIGS['det'], path, '--raw', '--shape', 64, 64, '--cfg-options',
-           *options('det'))  # fmt: skip
-
-
-@captures
 @pytest.mark.parametrize(
     'content, message', [(None, 'no.pth'), (b'PK\x03\x04', 'no.pth is incomplete')]
 )

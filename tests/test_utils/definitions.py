@@ -29,23 +29,6 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float, offset: int) -> List[in
     return kept
 
 
-def soft_nms(boxes, scores, threshold, sigma, min_score, method, offset):
-    """(index, score) of each box that stays, best first; for scores without ties."""
-    rows, left, kept = boxes.numpy(), dict(enumerate(scores.tolist())), []
-    while left:
-        best = max(left, key=left.get)
-        kept.append((best, left.pop(best)))
-        for i in list(left):
-            value = iou(rows[best], rows[i], offset)
-            if method == 2:
-                left[i] *= math.exp(-value * value / sigma)
-            elif value >= threshold:
-                left[i] *= 1 - value if method == 1 else 0
-            if left[i] < min_score:
-                del left[i]
-    return kept
-
-
 def axis_weights(start, size, bins, pixels, sampling_ratio) -> Tensor:
     """(bins, pixels): how much each pixel of an axis counts in each bin of RoIAlign."""
     weights = torch.zeros(bins, pixels, dtype=torch.float64)

@@ -36,27 +36,6 @@ def test_batched_nms(compiled, mmcv_runs_on, split):
         assert all(torch.equal(*pair) for pair in zip(*both)), seed
 
 
-@pytest.mark.parametrize('offset', [0, 1])
-@pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
-def test_soft_nms(compiled, mmcv_runs_on, method, offset):
-    from mmcv.ops import soft_nms
-
-    for seed in range(SETS // 5):
-        boxes, scores, _, threshold = cases.boxes_with_ties(seed)
-        if method == 'gaussian':
-            boxes[:, 2:] += 1  # mmcv makes NaN of two boxes without area
-        both = []
-        for extension in (compiled, ext):
-            mmcv_runs_on(extension)
-            both.append(soft_nms(boxes, scores, threshold, 0.5, 0.05, method, offset))
-        (expected, order), (got, got_order) = both
-        assert got.shape == expected.shape, seed
-        if method == 'gaussian':  # exp may round otherwise, and order near ties
-            torch.testing.assert_close(got[:, 4], expected[:, 4], rtol=1e-6, atol=1e-6)
-        else:
-            assert torch.equal(got, expected) and torch.equal(got_order, order), seed
-
-
 @pytest.mark.parametrize('aligned', [False, True])
 @pytest.mark.parametrize('sampling_ratio', [0, 2])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])

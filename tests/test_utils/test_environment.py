@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from mmlinattn.utils.environment import prepare_environment
-
 NAMES = ('LOGNAME', 'USER', 'LNAME', 'USERNAME')
 # torch sets it when it has asked for the name; a child process then does not ask.
 ASKED = ('TORCHINDUCTOR_CACHE_DIR',)
@@ -48,12 +46,3 @@ def test_a_user_id_without_a_name_and_no_reports(root, tmp_path):
     assert done.returncode == 0, done.stderr
     # The identifier that onnxruntime sends with its reports.
     assert not list(tmp_path.rglob('deviceid'))
-
-
-def test_openvino_finds_no_package_that_sends_reports(tmp_path, monkeypatch):
-    (tmp_path / 'openvino_telemetry.py').touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, 'openvino_telemetry', raising=False)
-    prepare_environment()
-    with pytest.raises(ImportError):
-        import openvino_telemetry  # noqa: F401

@@ -37,5 +37,3 @@ def shapes(argv: Optional[List[str]] = None) -> Namespace:
     add('--seed', type=int, default=0, help='seed of all randomness (%(default)s)')
     add('--workers', type=int, default=os.cpu_count(), help='processes (%(default)s)')
     return parser.parse_args(argv)
-
-    return parser.parse_args(argv)

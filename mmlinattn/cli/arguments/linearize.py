@@ -8,11 +8,11 @@ from .common import CHECKPOINT, CONFIG, check_not_negative, check_positive, pars
 
 
 def linearize(argv: Optional[List[str]] = None) -> Namespace:
-    """Turn a trained softmax model into one of linear cost, without labels: docs/linearize.md.
+    """Turn a trained softmax model into one of linear cost, without labels.
 
     Phase A trains the new attentions to give the outputs of the teacher's. Phase B trains the parts
     that have them, backbone or encoder, to give the tensors that the rest of the model reads; the
-    rest stays as it is. The result is an ordinary config and checkpoint.
+    rest stays as it is. The result is an ordinary config and checkpoint: docs/linearize.md.
     """
     parser = Parser('linearize', linearize.__doc__, cfg_options=True)
     add = parser.add_argument

@@ -75,8 +75,6 @@ def export(argv: Optional[List[str]] = None) -> Namespace:
         'stride; of dynamic files the size to capture at')  # fmt: skip
     add('--static', action='store_true', help='this size alone')
     add('--dynamic-batch', action='store_true', help='any number of images at once, not one')
-    add('--fp16', action='store_true', help='half precision, compared on --sample')
-    add('--raw', action='store_true', help='what the heads give: logits in place of labels, ...')
     add('--sample', help='an image to check with; the first of the test set by default')
     add('--out', type=Path, help='files to write, without suffix; work_dirs/NAME/NAME by default')
     return parser.parse_args(argv)

@@ -4,10 +4,7 @@ import itertools
 
 import pytest
 import torch
-from mmengine.config import Config
 
-from mmlinattn.analysis import analyse
-from mmlinattn.analysis.hybrids import softmax_crossover
 from mmlinattn.models.backbones import RAVLT, Backbone, MAViT, ViT
 from mmlinattn.models.layers import BaseAttention, expand_attn_cfg, registered_subclasses
 from tests.more_rules import small_options
@@ -124,16 +121,3 @@ def test_released_weights_need_their_attention_in_every_layer():
             ValueError, match='trained_attention, the record .* is damaged: convert'
         ):
             hybrid.load_state_dict(damaged, strict=False)
-
-
-def test_crossover():
-    arch = dict(embed_dims=64, num_heads=1, depth=2, patch_size=8)
-    attn_cfg = dict(default='LinearAttention', softmax=['last1'])
-    vit = dict(arch=arch, img_size=64, with_cls_token=False)
-    backbone = dict(vit, type='ViT', attn_cfg=attn_cfg)
-    cfg = Config(dict(model=dict(backbone=backbone)))
-    side = softmax_crossover(cfg)
-    models = ViT(**vit, attn_cfg=attn_cfg), ViT(**vit, attn_cfg='SoftmaxAttention')
-    for size, cheaper in ((side, True), (side - 32, False)):
-        hybrid, softmax = (analyse(model, (size, size)).total for model in models)
-        assert (hybrid < softmax) is cheaper

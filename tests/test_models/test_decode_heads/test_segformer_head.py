@@ -10,7 +10,7 @@ pytest.importorskip('mmseg', reason='MMSegmentation comes with the extra "seg"')
 from mmseg.models import decode_heads as mmseg_heads
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmlinattn.analysis.timing import peak_bytes
+from benchmarks.measure import peak_memory
 from mmlinattn.models.decode_heads import AllMLPHead, LevelwiseSegformerHead
 from tests.more_rules import LargestTensor
 
@@ -115,7 +115,7 @@ def test_products_and_memory(cls, products):
     layout = torch.channels_last
     inputs = [x.detach().to(memory_format=layout) for x in levels(dtype=torch.float32)]
     head.to(torch.float32, memory_format=layout).requires_grad_(False)
-    peak = peak_bytes(lambda: head(inputs), torch.device('cpu'))
+    peak = peak_memory(lambda: head(inputs), torch.device('cpu'))
     assert 2 <= peak / (4 * largest_map) < 2.5
 
 

@@ -1,0 +1,19 @@
+"""Comparison of the outputs of a file with those of its model."""
+
+import pytest
+import torch
+
+from mmlinattn.deployment.compare import difference, match
+
+
+def test_detections_are_compared_in_any_order():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [5, 5, 20, 20], [1, 1, 2, 2]])
+    scores, labels = torch.tensor([0.9, 0.8, 0.1]), torch.tensor([0, 1, 1])
+    one = dict(boxes=boxes[None], scores=scores[None], labels=labels[None], count=torch.tensor([3]))
+    order = torch.tensor([1, 0, 2])
+    other = {name: x[:, order] for name, x in one.items() if name != 'count'}
+    assert match(other, one) == [0, 0]  # the last is unsure
+    moved = dict(one, boxes=one['boxes'] + torch.tensor([[0.0], [2.0], [50.0]]))
+    assert match(moved, one) == pytest.approx([0, 0.1])
+    assert match(dict(one, labels=one['labels'] + 5), one) == [float('inf')] * 2
+    assert difference(moved, one) == pytest.approx(0.1)
