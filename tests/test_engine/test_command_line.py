@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import io
 import os
-import re
 import signal
 import tempfile
 
@@ -70,18 +69,6 @@ def test_console_prints_text_as_it_is():
         bars.add_task(name, total=1)
         bars.console.print(name)
     assert out.getvalue().count(name) == 5
-
-
-def test_every_console_is_plain(root):
-    """Names of files that look like rich's markup end a command in an error, or are changed."""
-    made = re.compile(r"\b(?:Console\(|TextColumn\('\{task)[^)]*\)")
-    calls = []
-    for path in [*(root / 'mmlinattn').rglob('*.py'), *(root / 'tools').rglob('*.py')]:
-        calls += [(path.name, call) for call in made.findall(path.read_text(encoding='utf-8'))]
-    assert len(calls) > 3
-    own = "TextColumn('{task.description:<26}')"  # names of their own stages
-    fixed = [(name, own) for name in ('demo.py', 'vqgan.py')]
-    assert not [call for call in calls if 'markup=False' not in call[1] and call not in fixed]
 
 
 def test_sigterm_unwinds(tmp_path):
