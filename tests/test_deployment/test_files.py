@@ -1,7 +1,6 @@
 """Files give what the model gives, at other sizes and in other numbers, on every runtime."""
 
 import importlib.util
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -26,7 +25,6 @@ from mmlinattn.engine.model import initial_model
 from tests.sizes import LONG, some
 
 from .conftest import captures, spread_head_weights
-from .stub import description
 
 pytestmark = pytest.mark.slow
 
@@ -132,31 +130,6 @@ def names_of_page(folder: Path, root: Path, monkeypatch) -> dict:
     names: dict = {}
     exec(code, names)
     return names
-
-
-def test_page_segments(root, tmp_path, monkeypatch):
-    """Colours stay in the order of the file, the padding is cut off, labels get the old size."""
-    helper = onnx.helper
-    floats, integers = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-    graph = helper.make_graph(
-        [helper.make_node('ArgMax', ['image'], ['labels'], axis=1, keepdims=0)],
-        'strongest_colour',
-        [helper.make_tensor_value_info('image', floats, [1, 3, 'h', 'w'])],
-        [helper.make_tensor_value_info('labels', integers, [1, 'h', 'w'])],
-    )
-    file = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9)
-    about = description('segmentation', 3, padding=[0.0, 0.0, 255.0])
-    helper.set_model_props(file, {'mmlinattn': json.dumps(about)})
-    onnx.save(file, tmp_path / 'model.onnx')
-    segment = names_of_page(tmp_path, root, monkeypatch)['segment']
-    blocks = np.random.default_rng(0).integers(0, 3, (5, 7))
-    labels = np.kron(blocks, np.ones((16, 16), int))  # 80 x 112, no multiples of the stride
-    picture = 200 * np.eye(3, dtype=np.uint8)[labels][..., ::-1]  # BGR, as cv2.imread has it
-    for sides in [(80, 112), (40, 56), (160, 224)]:
-        found = segment(picture, sides)
-        assert found.shape == labels.shape
-        inner = np.kron(np.ones((5, 7), bool), np.pad(np.ones((12, 12), bool), 2))
-        np.testing.assert_array_equal(found[inner], labels[inner])
 
 
 def predict(file: ExportedFile, case, picture: np.ndarray, *steps: dict):
