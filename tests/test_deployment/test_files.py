@@ -1,6 +1,5 @@
 """Files give what the model gives, at other sizes and in other numbers, on every runtime."""
 
-import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
@@ -20,7 +19,7 @@ from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.exported_model import ExportedModel
 from mmlinattn.deployment.file_metadata import METADATA
-from mmlinattn.deployment.formats import OPSET, FormatError, check_format
+from mmlinattn.deployment.formats import OPSET
 from mmlinattn.engine.model import initial_model
 from tests.sizes import LONG, some
 
@@ -268,15 +267,3 @@ def test_the_program_of_torch_export(make, tmp_path):
     assert FileMetadata.from_json(extra[METADATA]) == exported.metadata
     with torch.no_grad():
         torch.testing.assert_close(program.module()(case.image), exported.expected[0])
-
-
-@pytest.mark.parametrize('module', ['onnx', 'onnxscript', 'onnxruntime'])
-def test_what_onnx_needs_is_asked_for_first(monkeypatch, module):
-    """Also the runtime, which compares the file with the model after the work."""
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, 'find_spec', lambda name: None if name == module else find(name)
-    )
-    message = f'onnx needs {module}: pip install onnx onnxscript onnxruntime'
-    with pytest.raises(FormatError, match=message):
-        check_format('onnx')

@@ -36,11 +36,3 @@ def test_train_then_test(root, run, options, tmp_path):
     scores = json.loads(next(tested.glob('*/*.json')).read_text())
     for name in ('accuracy/top1', 'accuracy/top5'):
         assert 0 <= scores[name] == lines[-1][name] <= 100
-
-
-def test_a_file_that_is_cut_off(root, run, options, tmp_path):
-    path = tmp_path / 'cifar-100-binary/train.bin'
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=rf'{path} has 24492 bytes'):
-        run('train', root / CONFIG, '--work-dir', tmp_path / 'work', '--cfg-options', *options)
-    assert not [*tmp_path.glob('work/*.pth')]

@@ -128,15 +128,7 @@ def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path
             {},
             r'm\.onnx does not fit the config: its task is segmentation, that of ',
         ),
-        ('detection', dict(classes=['a', 'b', 'c']), 'its number of classes is 3, that of Mask'),
-        ('detection', dict(task='forward'), "has damaged metadata: task is 'forward', which no"),
         ('detection', dict(classes=[*'SHAPES'[::-1][:5]]), None),
-        (
-            'detection',
-            dict(classes=['square', 'circle', 'triangle', 'star', 'cross']),
-            "class 0 is 'square' in the file and 'circle' in the data set",
-        ),
-        ('detection', dict(dynamic=False, shape=[32, 32], least=32), 'an image of 64x64 for a'),
     ],
 )
 def test_a_file_that_does_not_fit_is_not_scored(

@@ -264,21 +264,6 @@ def test_encoder_of_smca(smca, run, tmp_path):
     assert all(torch.equal(found[name], swapped[name]) for name in swapped)
 
 
-def test_no_iterations_are_the_direct_swap(teacher, run, tmp_path):
-    """Every tensor with the teacher's name and shape has the teacher's values."""
-    path, checkpoint, _ = teacher
-    zero = ['--iters-a', 0, '--iters-b', 0, '--no-score']
-    run('linearize', path, checkpoint, '--out', tmp_path / 'out', *zero)
-    found, before = weights(tmp_path / 'out/model.pth'), weights(checkpoint)
-    shared = [name for name in found if name in before and found[name].shape == before[name].shape]
-    assert len(shared) > 40 and all(torch.equal(found[name], before[name]) for name in shared)
-    for i in range(3):
-        name = f'backbone.layers.{i}.attn.in_proj.weight'
-        assert torch.equal(found[name][:48], before[name])
-    assert not (tmp_path / 'out/scores').exists()
-    assert Config.fromfile(tmp_path / 'out/config.py').model.backbone.attn_cfg == 'MALA'
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('model', ['teacher', *['smca'] * LONG])
