@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose
 from mmengine.registry import MODELS
 
 from mmlinattn.checkpoints import save_checkpoint
@@ -17,11 +16,7 @@ from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.linearize import Options
-from mmlinattn.linearize import images as images_module
 from mmlinattn.linearize.images import (
-    check_readable,
-    image_pipeline,
-    images_below,
     training_images,
 )
 
@@ -287,27 +282,6 @@ def test_killed_and_resumed(model, request, root, run, tmp_path):
     run(*arguments, '--resume')
     expected, found = weights(whole / 'model.pth'), weights(out / 'model.pth')
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_crops_of_images_of_two_sizes(teacher, monkeypatch, tmp_path):
-    said = []
-    monkeypatch.setattr(images_module, 'print_log', lambda text, *_: said.append(text))
-    cfg = load_config(str(teacher[0]))
-    for name, size in (('a.png', (40, 50)), ('b.png', (50, 40))):
-        cv2.imwrite(str(tmp_path / name), np.zeros((*size, 3), np.uint8))
-    paths = images_below(str(tmp_path))
-    sizes = set()
-    for path in paths:  # the test pipeline of the config resizes images
-        steps = [step for step in image_pipeline(cfg, None) if step['type'] != 'RandomCropFlip']
-        sizes.add(Compose(steps)(dict(img_path=str(path), seg_fields=[]))['inputs'].shape[1:])
-    height, width = (max(sides) for sides in zip(*sizes))
-    check_readable(paths, 'here', image_pipeline(cfg, (height, 8)))
-    assert said == []
-    check_readable(paths, 'here', image_pipeline(cfg, (height + 1, 8)))
-    assert said == [
-        f'crops of {height + 1}x8 are larger than the images after the test pipeline, at most '
-        f'{height}x{width}: the rest of each crop is padding'
-    ]
 
 
 def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, capsys):

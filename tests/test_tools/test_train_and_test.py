@@ -7,8 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from mmseg.models.decode_heads import FPNHead
-from torch.nn import functional as F
 
 from .conftest import CONFIGS
 
@@ -45,43 +43,13 @@ def test_train_then_test(root, run, options, tmp_path, task):
     assert len(pictures) == len(predictions) > 0
 
 
-def spied(function, calls):
-    def call(*args, **kwargs):
-        calls.append(function(*args, **kwargs))
-        return calls[-1]
-
-    return call
-
-
-def test_views_are_averaged(root, run, options, tmp_path, capsys):
-    """Labels come from the mean softmax of each image and its mirror image."""
-    config, work, file = root / CONFIGS['seg'], tmp_path / 'train', tmp_path / 'out.pkl'
-    run('train', config, '--work-dir', work, '--cfg-options', *options('seg', 2))
-    logits = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FPNHead, 'forward', spied(FPNHead.forward, logits))
-        checkpoint = (work / 'last_checkpoint').read_text()
-        run('test', config, checkpoint, '--work-dir', tmp_path / 'test', '--out', file, '--tta',
-            '--cfg-options', *options('seg'))  # fmt: skip
-    views = [each for each in logits if not each.is_meta]  # on meta: the check of the channels
-    views = [F.interpolate(view, (64, 64), mode='bilinear')[0].softmax(0) for view in views]
-    labels = [one['pred_sem_seg']['data'] for one in pickle.loads(file.read_bytes())]
-    assert len(views) == 2 * len(labels) == 8
-    for image, mirrored, found in zip(views[::2], views[1::2], labels):
-        expected = (image + mirrored.flip(-1)).argmax(0)
-        assert (expected == found).float().mean() > 0.999  # equal up to rounding at a tie
-        assert (image.argmax(0) != mirrored.flip(-1).argmax(0)).any()
-    text = capsys.readouterr().out
-    assert '(default: a horizontal flip), merged by SegTTAModel' in text
-
-
 def test_views_of_masks_are_refused_before_weights_are_read(root, run, options, tmp_path):
     arguments = [root / CONFIGS['det'], 'nowhere.pth', '--work-dir', tmp_path, '--tta']
     with pytest.raises(ValueError, match='MaskRCNN predicts masks, and DetTTAModel'):
         run('test', *arguments, '--cfg-options', *options('det'))
 
 
-def test_views_of_a_classifier_and_its_average(root, run, options, tmp_path):
+def test_views_of_a_classifier_and_its_average(root, run, options, tmp_path, capsys):
     """The moving average of the weights is scored with the same views; pictures are refused."""
     config, work = tmp_path / 'average.py', tmp_path / 'train'
     hook = "dict(type='ModelEMAHook', momentum=0.1, update_buffers=True)"
@@ -91,6 +59,8 @@ def test_views_of_a_classifier_and_its_average(root, run, options, tmp_path):
     arguments = [config, checkpoint, '--tta', '--work-dir', tmp_path / 'test']
     run('test', *arguments, '--cfg-options', *options('cls'))
     assert {'accuracy/top1', 'accuracy/top1_ema'} <= metrics(tmp_path / 'test').keys()
+    merged = '(default: a horizontal flip), merged by AverageClsScoreTTA'
+    assert merged in capsys.readouterr().out
     with pytest.raises(ValueError, match='MMPretrain draws no views of --tta'):
         run('test', *arguments, '--show-dir', tmp_path, '--cfg-options', *options('cls'))
 
