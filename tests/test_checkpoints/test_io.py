@@ -136,7 +136,6 @@ def _call(function: bytes, *arguments: bytes) -> bytes:
 
 
 POINTER = _call(_name('_codecs', 'encode'), _text('AAAAAAAA'), _text('latin1'))
-NUMBER = b'K\x01'
 OBJECTS = _call(_name('numpy', 'dtype'), _text('O8'))
 NUMBERS = _call(_name('numpy', 'dtype'), _text('f8'))
 # A type of bytes whose state makes fields of it.

@@ -105,24 +105,6 @@ def test_numbers_are_limited_a_class_and_the_same_set_is_left_as_it_is(source, t
     assert len(seeds) > 1
 
 
-@pytest.mark.parametrize(
-    'options, message',
-    [
-        (dict(size=0), 'size must be a positive integer, got 0'),
-        (dict(scale=0.0), 'scale must be positive, got 0.0'),
-        (
-            dict(max_per_class=dict(train=0)),
-            r"max_per_class\['train'\] must be .* got 0",
-        ),
-        (dict(max_per_class=dict(test=2)), r"max_per_class is for \['test'\], splits are"),
-    ],
-)
-def test_bad_arguments(source, tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        crop_objects(source, tmp_path / 'out', dict(train=['train']), **options)
-    assert [path.name for path in tmp_path.iterdir()] == ['source']
-
-
 def test_bad_data_leaves_nothing(source, tmp_path):
     file = source / 'annotations/train.json'
     coco = json.loads(file.read_text())

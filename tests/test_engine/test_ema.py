@@ -166,22 +166,6 @@ def test_a_new_training_from_a_checkpoint_starts_its_average_from_the_raw_weight
     assert average_in(tmp_path / 'second/epoch_1.pth')['weight'][0] == 4  # of 1 and 7
 
 
-def test_a_resumed_average_is_exactly_that_of_a_whole_run(tmp_path):
-    runner_of(tmp_path / 'whole', 3, batches=3).train()
-    runner_of(tmp_path / 'part', 1, batches=3).train()
-    resumed = runner_of(
-        tmp_path / 'part', 3, batches=3, load_from=str(tmp_path / 'part/epoch_1.pth'), resume=True
-    )
-    resumed.train()
-    for section in ('ema_state_dict', 'state_dict'):
-        whole, part = (
-            torch.load(tmp_path / name / 'epoch_3.pth', weights_only=False)[section]
-            for name in ('whole', 'part')
-        )
-        assert all(value.equal(part[name]) for name, value in whole.items()), section
-    assert whole.keys() == part.keys()
-
-
 def test_unknown_score(tmp_path):
     runner = runner_of(tmp_path)
     (hook,) = (hook for hook in runner.hooks if isinstance(hook, ModelEMAHook))

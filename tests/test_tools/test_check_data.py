@@ -103,16 +103,6 @@ def test_maps_of_a_segmentor(check, data):
     assert all(map(str.startswith, lines, beginnings)), lines
 
 
-def test_what_the_user_got_wrong(check, data, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        check('det', 'train_dataloader.dataset.data_root=nowhere', debug=False)
-    assert stopped.value.code == 2
-    assert "error: FileNotFoundError: train_dataloader: 'nowhere/' does" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        check('seg', 'train_dataloader.dataset.img_suffix=.tiff', debug=False)
-    assert "no image whose name ends in '.tiff' (img_suffix of " in capsys.readouterr().err
-
-
 def test_a_split_that_reads_the_files_of_the_training_set(check):
     code, lines = check('seg', 'val_dataloader.dataset.data_prefix.img_path=images/training',
                         'val_dataloader.dataset.data_prefix.seg_map_path=annotations/training',

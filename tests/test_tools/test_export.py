@@ -99,18 +99,6 @@ def test_raw_outputs_of_two_stages_are_refused_before_weights_are_read(
            *options('det'))  # fmt: skip
 
 
-@captures
-@pytest.mark.parametrize(
-    'content, message', [(None, 'no.pth'), (b'PK\x03\x04', 'no.pth is incomplete')]
-)
-def test_a_checkpoint_that_is_none(root, run, options, tmp_path, capsys, content, message):
-    path = tmp_path / 'no.pth'
-    if content:
-        path.write_bytes(content)
-    refuse(run, capsys, message, root / CONFIGS['seg'], path, '--shape', 64, 64,
-           '--cfg-options', *options('seg'))  # fmt: skip
-
-
 def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path, capsys):
     path = tmp_path / 'cut.onnx'
     path.write_bytes(b'\x08\x08\x12')
