@@ -269,16 +269,4 @@ def test_the_doctor_says_what_to_install(monkeypatch, lacking, message):
 
     monkeypatch.setattr(doctor.importlib, 'import_module', without)
     assert ('mmseg', message, 'missing') in [*doctor.packages()]
-
-
-def test_the_doctor_finds_what_is_missing(monkeypatch, capsys):
-    real = importlib.import_module
-
-    def without(name):
-        if name == 'mmseg':
-            raise ModuleNotFoundError("No module named 'mmseg'")
-        return real(name)
-
-    monkeypatch.setattr(doctor.importlib, 'import_module', without)
     assert program.main(['doctor']) == 1
-    assert "No module named 'mmseg'" in ' '.join(capsys.readouterr().out.split())
