@@ -185,11 +185,6 @@ def test_the_wrong_source_is_named(name, source):
         convert(weights, source='vit')
 
 
-def test_unknown_names():
-    with pytest.raises(CheckpointError, match='keys that the key map does not know: mystery'):
-        convert({'mystery': torch.zeros(1)}, source='vit')
-
-
 # Outputs
 
 
@@ -206,25 +201,6 @@ def classify(converted, model, image):
 
 
 SIZES = dict(img_size=48, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=9)
-TIMM = {
-    'DeiT III': (dict(init_values=1e-4, no_embed_class=True), dict(layer_scale_init=1e-4)),
-    'DINOv2': (dict(init_values=1e-5), dict(layer_scale_init=1e-5)),
-    'mean of patches': (dict(class_token=False, global_pool='avg', fc_norm=False),
-                        dict(with_cls_token=False, out_type='avg_featmap')),
-}  # fmt: skip
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('case', TIMM)
-def test_outputs_of_vit_in_timm(case):
-    timm = pytest.importorskip('timm.models.vision_transformer', reason='compares with timm')
-    theirs, ours = TIMM[case]
-    released, image = (
-        randomise(timm.VisionTransformer(**SIZES, **theirs)),
-        torch.randn(2, 3, 48, 48),
-    )
-    model = ViT(ARCH, img_size=48, **dict(dict(out_type='cls_token'), **ours))
-    assert_equal(classify(convert(released.state_dict(), 'vit'), model, image), released(image))
 
 
 @torch.no_grad()
@@ -285,11 +261,6 @@ def test_outputs_of_transformers(tmp_path):
     converted = convert(saved(theirs, tmp_path), 'vit')
     model = ViT(ARCH, img_size=48, out_type='cls_token')
     assert_equal(classify(converted, model, image), theirs(image).logits, 1e-4)
-
-    theirs = transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
-    model = ViT(ARCH, img_size=48, out_type='cls_token', layer_scale_init=1.0).eval()
-    model.load_state_dict(backbone_of(convert(saved(theirs, tmp_path), 'vit')))
-    assert_equal(model(image)[0], theirs(image).pooler_output, 1e-4)
 
     cfg = transformers.SwinConfig(
         embed_dim=8, depths=SWIN['depths'], num_heads=SWIN['num_heads'], image_size=96,

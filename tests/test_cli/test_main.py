@@ -1,6 +1,5 @@
 """``python -m mmlinattn``: its commands, and what it says where there is none."""
 
-import errno
 import importlib
 import importlib.util
 import os
@@ -8,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmengine.config import Config
 
 import mmlinattn
 from mmlinattn import __main__ as program
@@ -20,9 +18,7 @@ from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.deployment import FORMATS, is_exported
 from mmlinattn.engine.config_files import package_configs
-from mmlinattn.engine.preflight.data import DATA_HINTS, dataset_configs
 from mmlinattn.ops.gpu_check import Finding
-from tests.sizes import some
 
 COMPLEXITY = ('analyze', 'complexity', '--shape', '64', '64')
 
@@ -86,14 +82,8 @@ def test_help_into_a_pipe_that_nobody_reads(monkeypatch, option):
 @pytest.mark.parametrize(
     'argv, message',
     [
-        (
-            ['analyze', 'complexity', 'nowhere.py', '--shape', '64', '64'],
-            "config 'nowhere.py' does not exist",
-        ),
-        (
-            ['analyze', 'complexity', 'ravlt-t_8xb128_in1', '--shape', '64', '64'],
-            'did you mean ravlt-t_8xb128_in1k',
-        ),
+        ([*COMPLEXITY, 'nowhere.py'], "config 'nowhere.py' does not exist"),
+        ([*COMPLEXITY, 'ravlt-t_8xb128_in1'], 'did you mean ravlt-t_8xb128_in1k'),
         (['analyze', 'complexity', 'ravlt-t_8xb128_in1k', '--shape', '16', '64'], 'got (16, 64)'),
         (['check-data', 'nowhere.py'], "config 'nowhere.py' does not exist"),
         (['convert', 'nowhere.pth', 'out.pth'], 'nowhere.pth'),
@@ -117,14 +107,9 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['predict', 'c', 'w', 'a.jpg', '--min-score', '2'], '--min-score must be 0 to 1, got 2.0'),
         (['predict', 'c', 'w'], 'the following arguments are required: SOURCE'),
         (['export', 'c', 'w', '--shape', 'a', 'b'], "--shape: invalid int value: 'a'"),
-        (
-            ['analyze', 'complexity', 'c', '--shape', '64', '64', '--cfg-options', 'x'],
-            "'x' is not KEY=VALUE",
-        ),
+        ([*COMPLEXITY, 'c', '--cfg-options', 'x'], "'x' is not KEY=VALUE"),
         (['train', 'c', '--cfg-options', 'a=[1, 2'], "'a=[1, 2' cannot be read: quote it for the"),
-        (['train', 'c', '--cfg-options', 'a=[dict(b=set(c=1))]'], 'cannot be read'),
         (['train', 'c', '--cfg-options', 'a=[dict(b=print(1))]'], 'or set it in a config file'),
-        (['train', 'c', '--cfg-options', "a={'b': 1, [2]: 3}"], 'cannot be read'),
         (['train', 'c', '--cfg-options', 'a=dict({})', 'b=1'], "'a=dict({})' cannot be read"),
         (['test', 'c', 'w', '--launcher', 'foo'], "invalid choice: 'foo'"),
         (
@@ -169,16 +154,7 @@ def test_options_with_dicts():
 @pytest.mark.parametrize(
     'argv',
     [
-        [
-            'analyze',
-            'complexity',
-            'ravlt-t_8xb128_in1k',
-            '--shape',
-            '64',
-            '64',
-            '--json',
-            'file/x.json',
-        ],
+        [*COMPLEXITY, 'ravlt-t_8xb128_in1k', '--json', 'file/x.json'],
         ['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'a.jpg', '--out', 'file'],
         ['test', 'ravlt-t_8xb128_in1k', 'none.pth', '--out', 'file/x.pkl'],
         ['convert', 'none.pth', 'file/x.pth', '--source', 'vit'],
@@ -200,34 +176,6 @@ def test_what_cannot_be_written_is_said_before_the_work(capsys, argv, tmp_path, 
     assert (tmp_path / 'device').is_symlink()
 
 
-def test_a_full_disk_leaves_the_older_file(capsys, tmp_path, monkeypatch):
-    older = tmp_path / 'x.json'
-    older.write_text('older')
-
-    def write_half(path, text, encoding=None):
-        with path.open('w') as file:
-            file.write(text[:20])
-        raise OSError(errno.ENOSPC, 'No space left on device')
-
-    monkeypatch.setattr(Path, 'write_text', write_half)
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
-    with pytest.raises(SystemExit, match='^2$'):
-        program.main(
-            [
-                'analyze',
-                'complexity',
-                'ravlt-nano_shapes',
-                '--shape',
-                '64',
-                '64',
-                '--json',
-                str(older),
-            ]
-        )
-    assert f'{older} cannot be written: No space left' in capsys.readouterr().err
-    assert older.read_text() == 'older' and list(tmp_path.iterdir()) == [older]
-
-
 def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
     broken = tmp_path / 'broken.py'
@@ -247,13 +195,6 @@ def test_a_config_by_its_name(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
     assert program.main([*COMPLEXITY, 'ravlt-t_8xb128_in1k']) == 0
     assert 'ravlt-t_8xb128_in1k, 64 x 64' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('name', ['train', 'test'])
-def test_scripts_are_the_commands(root, name):
-    """``tools/`` has them where users of OpenMMLab look for them."""
-    text = (root / f'tools/{name}.py').read_text()
-    assert f"sys.argv[:1] = ['mmlinattn', '{name}']" in text and 'run_module' in text
 
 
 def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
@@ -310,42 +251,6 @@ def test_a_name_that_two_configs_have_means_the_first(monkeypatch, backwards):
     assert package_configs()['ravlt-nano_shapes'].parent.name == 'quickstart'  # not zoo
 
 
-@pytest.mark.long
-def test_the_doctor_knows_the_folders_of_the_configs():
-    configs = package_configs()
-    roots = set()
-    for name in some(sorted(configs), every=8):
-        cfg = Config.fromfile(configs[name])
-        for split in ('train', 'val', 'test'):
-            datasets = dataset_configs(cfg.get(f'{split}_dataloader') or {})
-            roots.update(dataset['data_root'].rstrip('/') for dataset in datasets)
-    known = {Path(path) for path in DATA_HINTS}
-    unknown = {r for r in roots if not known & {Path(r), *Path(r).parents}}
-    assert roots and not unknown
-    docs = Path(__file__).resolve().parents[2] / 'docs/datasets.md'
-    headings = {
-        line.lower().lstrip('# ').strip().replace(' ', '-')
-        for line in docs.open()
-        if line.startswith('## ')
-    }
-    linked = {hint.split('#')[1].split()[0] for hint in DATA_HINTS.values() if '#' in hint}
-    assert linked <= headings
-
-
-def test_the_doctor_says_what_stands_in_for_mmcv(monkeypatch):
-    stand_in = importlib.util.find_spec('mmlinattn.utils.mmcv_ops')
-    monkeypatch.setattr(doctor.importlib.util, 'find_spec', lambda name: stand_in)
-    real = importlib.import_module
-    monkeypatch.setattr(
-        doctor.importlib,
-        'import_module',
-        lambda name: real(stand_in.name if '_ext' in name else name),
-    )
-    _, found, state = doctor.operators_of_mmcv()
-    assert state == 'ok' and 'stands in with torchvision for nms, roi_align, ' in found
-    assert found.startswith('mmcv') and 'ms_deform_attn. Others need compiled mmcv' in found
-
-
 @pytest.mark.parametrize(
     'lacking, message',
     [
@@ -364,23 +269,4 @@ def test_the_doctor_says_what_to_install(monkeypatch, lacking, message):
 
     monkeypatch.setattr(doctor.importlib, 'import_module', without)
     assert ('mmseg', message, 'missing') in [*doctor.packages()]
-
-
-def test_the_doctor_finds_what_is_missing(monkeypatch, capsys):
-    real = importlib.import_module
-
-    def without(name):
-        if name == 'mmseg':
-            raise ModuleNotFoundError("No module named 'mmseg'")
-        return real(name)
-
-    monkeypatch.setattr(doctor.importlib, 'import_module', without)
     assert program.main(['doctor']) == 1
-    assert "No module named 'mmseg'" in ' '.join(capsys.readouterr().out.split())
-
-
-def test_the_doctor_shows_brackets_of_a_path(monkeypatch, capsys):
-    row = ('mmlinattn', '/home/[/up]', 'ok')
-    monkeypatch.setattr(doctor, 'packages', lambda: iter([row]))
-    assert program.main(['doctor']) == 0
-    assert row[1] in capsys.readouterr().out

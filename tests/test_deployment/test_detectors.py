@@ -92,16 +92,6 @@ def test_settings_without_an_exported_form_are_named(make, change, message):
         deployable(case.model, case.cfg)
 
 
-def test_other_detectors_are_refused(make):
-    from mmdet.models.detectors import DETR
-
-    case = make('smca')
-    plain = DETR.__new__(DETR)
-    torch.nn.Module.__init__(plain)
-    with pytest.raises(NotDeployable, match='DETR has no exported form'):
-        deployable(plain, case.cfg)
-
-
 @pytest.mark.parametrize(
     ('name', 'message'),
     [

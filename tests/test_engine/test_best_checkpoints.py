@@ -89,31 +89,3 @@ def test_a_file_of_the_same_name_is_no_outdated_one(tmp_path):
 def test_a_training_by_epochs_is_saved_inside_one_only_if_it_resumes_there(tmp_path):
     with pytest.raises(InputError, match="^PreemptionHook saves .*add dict.type='ExactResumeHook'"):
         train(tmp_path, 1, hooks=[dict(type='PreemptionHook')])
-
-
-@pytest.mark.parametrize(
-    # Epochs without a score that is better by min_delta than the best before, counted by hand.
-    'patience, min_delta, last', [(2, 0.1, 4), (3, 0.1, 5), (2, 0.01, 6), (5, 0.1, 7)],
-)  # fmt: skip
-def test_early_stopping(tmp_path, patience, min_delta, last):
-    hook = dict(
-        type='EarlyStoppingHook', monitor='accuracy/top1', patience=patience, min_delta=min_delta
-    )
-    runner = train(tmp_path, hooks=[hook])
-    assert runner.epoch == last and (tmp_path / f'epoch_{last}.pth').exists()
-    assert not (tmp_path / f'epoch_{last + 1}.pth').exists()
-
-
-def test_an_average_of_the_weights_over_a_stop(tmp_path):
-    hook = dict(type='EMAHook', momentum=0.25)
-    train(tmp_path / 'whole', 4, [hook])
-    train(tmp_path / 'part', 2, [hook])
-    train(tmp_path / 'part', 4, [hook], resume=True, load_from=str(tmp_path / 'part/epoch_2.pth'))
-    weights = [1 - 0.125 * step for step in range(1, 9)]
-    average = weights[0]  # MMEngine's begins with the weights after the first step
-    for weight in weights[1:]:
-        average = 0.75 * average + 0.25 * weight
-    for folder in ('whole', 'part'):
-        found = read_checkpoint(tmp_path / folder / 'epoch_4.pth')
-        assert float(found['state_dict']['weight']) == pytest.approx(average, rel=1e-6)
-        assert float(found['ema_state_dict']['module.weight']) == weights[-1]

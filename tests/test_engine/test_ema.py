@@ -9,7 +9,6 @@ import torch
 from mmengine.evaluator import BaseMetric, DumpResults
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS
 from torch import nn
 
 from mmlinattn.checkpoints import read_checkpoint
@@ -167,49 +166,9 @@ def test_a_new_training_from_a_checkpoint_starts_its_average_from_the_raw_weight
     assert average_in(tmp_path / 'second/epoch_1.pth')['weight'][0] == 4  # of 1 and 7
 
 
-def test_a_resumed_average_is_exactly_that_of_a_whole_run(tmp_path):
-    runner_of(tmp_path / 'whole', 3, batches=3).train()
-    runner_of(tmp_path / 'part', 1, batches=3).train()
-    resumed = runner_of(
-        tmp_path / 'part', 3, batches=3, load_from=str(tmp_path / 'part/epoch_1.pth'), resume=True
-    )
-    resumed.train()
-    for section in ('ema_state_dict', 'state_dict'):
-        whole, part = (
-            torch.load(tmp_path / name / 'epoch_3.pth', weights_only=False)[section]
-            for name in ('whole', 'part')
-        )
-        assert all(value.equal(part[name]) for name, value in whole.items()), section
-    assert whole.keys() == part.keys()
-
-
 def test_unknown_score(tmp_path):
     runner = runner_of(tmp_path)
     (hook,) = (hook for hook in runner.hooks if isinstance(hook, ModelEMAHook))
     hook.score = 'mIoU'
     with pytest.raises(ValueError, match=r"score is 'mIoU', not one of \['accuracy/top1'\]"):
         runner.train()
-
-
-def test_a_backbone_that_loads_the_file_gets_the_raw_weights(tmp_path):
-    # As detectors of the release, which read ``model`` and never ``model_ema``.
-    arch = dict(embed_dims=(8,) * 4, depths=(1,) * 4, num_heads=(1,) * 4)
-    backbone = dict(type='RAVLT', arch=arch)
-    classifier = MODELS.build(backbone)
-    path = tmp_path / 'classifier.pth'
-    hook = ModelEMAHook(momentum=0.5, update_buffers=True)
-    hook.src_model = nn.ModuleDict(dict(backbone=classifier))
-    hook.ema_model = MODELS.build(hook.ema_cfg, default_args=dict(model=hook.src_model))
-    with torch.no_grad():
-        for parameter in classifier.parameters():
-            parameter.add_(1)
-    content = dict(state_dict=hook.src_model.state_dict(), meta={})
-    hook.before_save_checkpoint(None, content)
-    torch.save(content, path)
-    init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
-    dense = MODELS.build(dict(backbone, init_cfg=init_cfg))
-    dense.init_weights()
-    found = dict(dense.named_parameters())
-    for name, value in classifier.named_parameters():
-        assert found[name].equal(value), name
-        assert not found[name].equal(content['ema_state_dict'][f'module.backbone.{name}']), name

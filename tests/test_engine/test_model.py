@@ -35,12 +35,6 @@ def test_an_initial_model_reads_no_weights(kind):
     assert cfg.model.pretrained == 'nowhere.pth' and cfg.model.decode_head.init_cfg == weights
 
 
-def test_unknown_option():
-    cfg = Config(dict(model=dict(type='RAVLT', arch='tiny', no_such_option=1)))
-    with pytest.raises(TypeError, match='no_such_option'):
-        build_model(cfg)
-
-
 def test_class_names(root):
     pytest.importorskip('mmdet')
     coco = Config.fromfile(root / 'configs/smca/smca_r50_8xb2-50e_coco.py')

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from mmengine.config import Config
 
 from mmlinattn import __main__ as program
 from mmlinattn.engine.config import load_config
@@ -145,11 +144,3 @@ def test_a_variable_that_the_wrapper_reads(tmp_path):
     text = "optimizer = dict(type='AdamW')\noptim_wrapper = dict(optimizer=optimizer)"
     path = config(tmp_path, 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', text)
     assert load_config(path).optim_wrapper.optimizer.type == 'AdamW'
-
-
-def test_a_config_of_2x(tmp_path):
-    path = tmp_path / 'old.py'
-    sections = dict(model=dict(type='RetinaNet'), optimizer={}, lr_config={}, runner={}, data={})
-    Config(sections).dump(str(path))
-    with pytest.raises(ValueError, match='nothing reads: optimizer: .*; runner: write train_cfg'):
-        load_config(str(path))

@@ -13,7 +13,6 @@ from tests.test_tools.conftest import CONFIGS
 WRONG = [
     # Ignored by the frameworks.
     ('seg', 'val_evaluator.iou_metric', "val_evaluator .* 'iou_metric'; did you mean iou_metrics"),
-    ('seg', 'env_cfg.cudnn_bench', 'did you mean cudnn_benchmark'),
     ('seg', 'auto_scale_lr.base_batchsize', 'did you mean base_batch_size'),
     ('seg', 'model.test_cfg.mod', 'did you mean mode'),
     ('seg', 'optim_wrapper.paramwise_cfg.norm_decay_mul', 'did you mean norm_decay_mult'),
@@ -21,17 +20,14 @@ WRONG = [
     ('det', 'model.train_cfg.rpn_propsal.nms_pre', 'did you mean rpn_proposal'),
     ('det', 'train_dataloader.dataset.filter_cfg.min_siz', 'did you mean min_size'),
     # Found while training, or at its first checkpoint.
-    ('seg', 'default_hooks.checkpoint.intervall', 'did you mean interval'),
     ('seg', 'default_hooks.chekpoint.interval', 'did you mean checkpoint'),
     ('seg', 'param_scheduler.0.en', r"param_scheduler\[0\] .* 'en'; did you mean end"),
-    ('seg', 'param_scheduler.0.xyzzy', "no option 'xyzzy'"),
     ('seg', 'optim_wrapper.clip_grad.max_nrm', 'did you mean max_norm'),
     # Found by constructors, which do not say where.
     ('cls', 'model.backbone.attn_cg', 'model.backbone .* did you mean attn_cfg'),
     ('det', 'train_dataloader.batchsize', 'did you mean batch_size'),
     ('det', 'test_dataloader.dataset.pipeline.1.scal', r'pipeline\[1\] .* did you mean scale'),
     ('cls', 'randomness.sed', 'did you mean seed'),
-    ('cls', 'log_processor.window', 'did you mean window_size'),
 ]
 
 
@@ -62,9 +58,7 @@ def test_prefixes_of_base_configs_that_mmengine_does_not_know(tmp_path, base, cu
     [
         ('train_dataloader.batch_size', '8', '8'),
         ('optim_wrapper.optimizer.lr', '6e-5', '6e-05'),
-        ('randomness.seed', '007', '7'),
         ('param_scheduler.0.eta_max', '.5', '0.5'),
-        ('model.decode_head.num_classes', '-1', '-1'),
     ],
 )
 def test_numbers_in_quotes(root, option, value, number):

@@ -24,22 +24,6 @@ def check(cfg, model):
     weights.check_weights(SimpleNamespace(model=model), cfg)
 
 
-def test_a_missing_checkpoint_names_its_config_and_the_option(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cfg = load_config(NAME)
-    with pytest.raises(FileNotFoundError) as error:
-        check(cfg, MODELS.build(cfg.model))
-    message = str(error.value)
-    assert len(message.splitlines()) == 1
-    for part in (
-        'checkpoints/mit-b0-rwgka_in1k.pth',
-        'configs/rwgka/mit-b0-rwgka_8xb128_in1k.py',
-        '--cfg-options model.backbone.init_cfg.checkpoint=FILE',
-        '--cfg-options model.backbone.init_cfg=None',
-    ):
-        assert part in message
-
-
 @pytest.mark.parametrize('name', ['none.pth', 'checkpoints/mit-b9_in1k.pth', 'https://x.org/a_b'])
 def test_files_that_no_config_makes(name):
     assert pretraining_config(name) is None

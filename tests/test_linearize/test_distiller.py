@@ -97,26 +97,6 @@ def test_output_errors_are_those_of_the_backbones():
     assert len(pairs) == 4 and loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize('name', ['vit', 'mit', 'swin'])
-def test_phase_a_changes_the_new_attentions_alone_and_their_error_falls(name):
-    model = distiller(name, 'attentions', drop_path_rate=0.5)
-    before = copy.deepcopy(model.state_dict())
-    images = torch.randn(4, 3, 32, 32)
-    errors = model.eval()(images)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
-    model.train()
-    for _ in range(15):
-        optimizer.zero_grad()
-        sum(model(images, mode='loss').values()).backward()
-        optimizer.step()
-    replaced = tuple(f'student.{attention}.' for attention in model.attentions)
-    changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
-    assert changed and all(key.startswith(replaced) for key in changed)
-    assert {f'student.{a}' for a in model.attentions} <= {k.rsplit('.', 2)[0] for k in changed}
-    after = model.eval()(images)
-    assert all(after[block] < 0.9 * errors[block] for block in errors)
-
-
 def test_phase_b_trains_the_whole_student_without_noise():
     model = distiller('vit', 'outputs', drop_path_rate=0.5, frozen_stages=2).train()
     images = torch.randn(2, 3, 32, 32)

@@ -104,22 +104,6 @@ def test_refused_configs():
         plan_student(smca('mit'), 'MALA', [7])
 
 
-def test_encoder_of_the_framework_is_refused():
-    cfg = smca()
-    attn = dict(embed_dims=16, num_heads=2)
-    layer = dict(self_attn_cfg=attn, ffn_cfg=dict(embed_dims=16, feedforward_channels=32))
-    cfg.model.encoder = dict(num_layers=1, layer_cfg=layer)
-    cfg.model.decoder = dict(
-        num_layers=1, return_intermediate=True, layer_cfg=dict(layer, cross_attn_cfg=attn)
-    )
-    cfg.model.type, cfg.model.bbox_head.type = 'DETR', 'DETRHead'
-    message = (
-        'backbone is ResNet; linearize takes those of this package, .*, and the encoder of SMCA'
-    )
-    with pytest.raises(ValueError, match=message):
-        plan_student(cfg, 'MALA')
-
-
 def heads(linear, x) -> torch.Tensor:
     return linear(x).unflatten(-1, (-1, 2, 8)).permute(1, 2, 0, 3)  # [q k v, heads, N, d]
 

@@ -103,30 +103,6 @@ def test_maps_of_a_segmentor(check, data):
     assert all(map(str.startswith, lines, beginnings)), lines
 
 
-def test_labels_beyond_the_head_of_a_classifier(check):
-    code, lines = check('cls', 'model.head.num_classes=4')
-    assert code == 1 and 'model.head.num_classes is 4, but' in lines[0]
-    assert not any('images' in line for line in lines)  # read when the head is mended
-
-
-@pytest.mark.parametrize('text, what', [('{"images": [', 'is no JSON'), ('{}', 'must be a list')])
-def test_annotations_that_cannot_be_used(check, data, text, what):
-    (data / COCO).write_text(text)
-    code, lines = check('det', splits=['train'])
-    assert code == 1 and len(lines) == 2 and what in lines[0], lines
-    assert lines[0].startswith(f'train, annotation: {data / COCO}: ')
-
-
-def test_what_the_user_got_wrong(check, data, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        check('det', 'train_dataloader.dataset.data_root=nowhere', debug=False)
-    assert stopped.value.code == 2
-    assert "error: FileNotFoundError: train_dataloader: 'nowhere/' does" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        check('seg', 'train_dataloader.dataset.img_suffix=.tiff', debug=False)
-    assert "no image whose name ends in '.tiff' (img_suffix of " in capsys.readouterr().err
-
-
 def test_a_split_that_reads_the_files_of_the_training_set(check):
     code, lines = check('seg', 'val_dataloader.dataset.data_prefix.img_path=images/training',
                         'val_dataloader.dataset.data_prefix.seg_map_path=annotations/training',

@@ -1,6 +1,5 @@
 """One training step and one test step of every config with a recipe, on a little data."""
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -8,6 +7,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
+from mmlinattn.datasets.shapes import CLASSES
 from mmlinattn.engine.runner.runner import plain_batch_norm
 from tests.cifar import write_cifar100
 from tests.sizes import some
@@ -36,20 +36,6 @@ def _divided(size):
 
 
 @pytest.fixture(scope='module')
-def imagenet(tmp_path_factory):
-    """Write two images of each of four classes, for training and for validation."""
-    folder, dice = tmp_path_factory.mktemp('imagenet'), np.random.default_rng(0)
-    for split in ('train', 'val'):
-        for name in ('n01', 'n02', 'n03', 'n04'):
-            (folder / split / name).mkdir(parents=True)
-            for i in range(2):
-                cells = dice.integers(0, 256, (6, 8, 3), np.uint8)
-                image = cells.repeat(64, axis=0).repeat(64, axis=1)
-                cv2.imwrite(str(folder / split / name / f'{i}.JPEG'), image)
-    return folder
-
-
-@pytest.fixture(scope='module')
 def cifar(tmp_path_factory):
     return write_cifar100(tmp_path_factory.mktemp('data') / 'cifar')[0]
 
@@ -61,12 +47,11 @@ def data_root(request, shapes_root):
         CIFAR100Binary='cifar',
         CityscapesDataset='cityscapes',
         CocoDataset='coco_root',
-        ImageNet='imagenet',
     )
 
     def find(kind):
-        if kind == 'ADE20KDataset':
-            return str(shapes_root / 'ade')
+        if kind in ('ADE20KDataset', 'ImageNet'):
+            return str(shapes_root / dict(ADE20KDataset='ade', ImageNet='imagenet')[kind])
         return str(request.getfixturevalue(fixtures[kind]))
 
     return find
@@ -78,7 +63,7 @@ def prepare(cfg, data_root):
         dataset = cfg[f'{split}_dataloader'].dataset
         dataset.data_root = data_root(dataset.type)
         if dataset.type == 'ImageNet':
-            dataset.metainfo = dict(classes=('a', 'b', 'c', 'd'))
+            dataset.metainfo = dict(classes=CLASSES)
         if cfg.default_scope != 'mmpretrain':
             dataset.pipeline = smaller(dataset.to_dict()['pipeline'])
     cfg.model.backbone.init_cfg = None

@@ -89,17 +89,6 @@ def test_an_older_torch_is_refused_before_weights_are_read(
 
 
 @captures
-@pytest.mark.parametrize(
-    'content, message', [(None, 'no.pth'), (b'PK\x03\x04', 'no.pth is incomplete')]
-)
-def test_a_checkpoint_that_is_none(root, run, options, tmp_path, capsys, content, message):
-    path = tmp_path / 'no.pth'
-    if content:
-        path.write_bytes(content)
-    refuse(run, capsys, message, root / CONFIGS['seg'], path, '--shape', 64, 64,
-           '--cfg-options', *options('seg'))  # fmt: skip
-
-
 def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path, capsys):
     path = tmp_path / 'cut.onnx'
     path.write_bytes(b'\x08\x08\x12')
@@ -117,15 +106,7 @@ def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path
             {},
             r'm\.onnx does not fit the config: its task is segmentation, that of ',
         ),
-        ('detection', dict(classes=['a', 'b', 'c']), 'its number of classes is 3, that of Mask'),
-        ('detection', dict(task='forward'), "has damaged metadata: task is 'forward', which no"),
         ('detection', dict(classes=[*'SHAPES'[::-1][:5]]), None),
-        (
-            'detection',
-            dict(classes=['square', 'circle', 'triangle', 'star', 'cross']),
-            "class 0 is 'square' in the file and 'circle' in the data set",
-        ),
-        ('detection', dict(dynamic=False, shape=[32, 32], least=32), 'an image of 64x64 for a'),
     ],
 )
 def test_a_file_that_does_not_fit_is_not_scored(

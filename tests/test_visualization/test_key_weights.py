@@ -9,7 +9,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from mmengine.registry import MODELS
-from torch.nn.functional import elu
 
 from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import save_checkpoint
@@ -79,34 +78,6 @@ def test_a_row_is_that_of_the_whole_kernel(called, name):
     assert row.shape[0] == whole.shape[0] and row.abs().max() > 0
     torch.testing.assert_close(row.flatten(1), whole[:, NUMBER], atol=1e-5, rtol=1e-5)
     assert 'logits' not in vars(attn)
-
-
-def test_softmax_and_linear_attention_by_hand(called):
-    attn, (q, k, v, tokens) = called('SoftmaxAttention')
-    wanted = (q[0] @ k[0].mT / 8**0.5).softmax(-1)[:, NUMBER]
-    found = key_weights(attn, (call := Call(q, k, v, tokens)), QUERY)
-    torch.testing.assert_close(found.flatten(1), wanted)
-    assert call.v is v and not v.requires_grad
-    attn, call = called('LinearAttention', options=dict(feature_map='elu+1', eps=0.0))
-    q, k = (elu(x[0]) + 1 for x in call[:2])
-    kernel = q @ k.mT
-    wanted = (kernel / kernel.sum(-1, keepdim=True))[:, NUMBER]
-    torch.testing.assert_close(key_weights(attn, call, QUERY).flatten(1), wanted)
-
-
-def test_rings_by_hand(called):
-    """Linear attention times the weight of the ring that a key is in, normalised."""
-    attn, call = called('RippleAttention')
-    q, k = attn.feature_map(call.q[:1], call.k[:1], None)
-    rings = attn.spatial_weights(call.v[:1])[0, :, NUMBER]  # [h, 3]
-    rows, columns = torch.meshgrid(*map(torch.arange, SHAPE), indexing='ij')
-    away = torch.maximum((rows - QUERY[0]).abs(), (columns - QUERY[1]).abs()).clamp(max=2)
-    kernel = torch.einsum('hd,hnd->hn', q[0, :, NUMBER], k[0])
-    wanted = kernel * rings[:, away.flatten()] / (kernel.sum(-1, keepdim=True) + attn.eps)
-    found = key_weights(attn, call, QUERY).flatten(1)
-    ratio = found / wanted.detach()
-    # The normaliser is the operator's: one number a head.
-    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), atol=1e-5, rtol=1e-5)
 
 
 def test_angles_by_hand(called):
@@ -299,15 +270,6 @@ def test_a_checkpoint_may_be_an_address():
     assert visualize_key_weights(words).checkpoints == ['mmlinattn://some', __file__]
 
 
-def test_a_config_that_is_not_there(tool, capsys):
-    with pytest.raises(SystemExit) as error:
-        tool(config='configs/nowhere.py')
-    lines = capsys.readouterr().err.splitlines()
-    assert error.value.code == 2 and len(lines) == 1 and "nowhere.py' does not exist" in lines[0]
-    with pytest.raises(FileNotFoundError, match='nowhere.py'):
-        tool('--debug', config='configs/nowhere.py')
-
-
 def test_attentions_that_the_host_refuses_are_left_out(tool, tmp_path, monkeypatch, capsys):
     names = ['EnhancedLinearAttention', 'RALA']
     options = ('--size', 64, 64, '--out', tmp_path / 'a.png')
@@ -318,10 +280,3 @@ def test_attentions_that_the_host_refuses_are_left_out(tool, tmp_path, monkeypat
     with pytest.raises(SystemExit) as error:
         tool(*options, '--attentions', *names, config='configs/zoo/deit-nano_shapes.py')
     assert error.value.code == 2 and refused in capsys.readouterr().err
-
-
-def test_the_cell_of_a_pixel(tool):
-    cell = tool.module.cell
-    assert cell((0, 0), (60, 40), (4, 6)) == [0, 0]
-    assert cell((25, 15), (60, 40), (4, 6)) == [1, 2]
-    assert cell((59, 39), (60, 40), (4, 6)) == [3, 5]
