@@ -349,6 +349,8 @@ def agrees(wanted: Any, found: Any) -> bool:
     """Compare a value of a recipe with that of a config; numbers to 1e-6."""
     if isinstance(wanted, dict) and 'any' in wanted:
         return any(agrees(option, found) for option in wanted['any'])
+    if isinstance(wanted, dict):
+        return wanted == found
     if wanted == 'none':
         return found in ('none', None, [], False, 0)
     if isinstance(wanted, (list, tuple)) and isinstance(found, (list, tuple)):
