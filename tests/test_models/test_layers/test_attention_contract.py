@@ -6,17 +6,11 @@ from mmengine.registry import DefaultScope
 
 from mmlinattn.models import layers
 from mmlinattn.models.layers import (
-    AdditiveAttention,
     BaseAttention,
-    ConvProjectionAttention,
-    EnhancedLinearAttention,
-    HydraAttention,
     SpatialReductionAttention,
-    VSSDAttention,
     build_attention,
     registered_subclasses,
 )
-from mmlinattn.models.layers.positions import RotaryPosition
 from mmlinattn.testing import ATTENTION_RULES, check_attention
 from tests import more_rules
 from tests.sizes import LONG
@@ -135,7 +129,6 @@ COMPILED = [
     for name in (ATTENTIONS if LONG else FIRST_OF_TYPE.values())
     if name not in (*RIPPLE_WEIGHTS, *ALIKE)
 ]
-HW = (5, 6)
 
 
 def tokens(batch=2, n=30, c=32):
@@ -177,24 +170,6 @@ def test_permutation_of_tokens_without_positions(name, monkeypatch):
     more_rules.check_attention(options.pop('type'), rules=['permutation'], **options)
     with pytest.raises(AssertionError, match='permutation: Without positions'):
         more_rules.check_attention('RALA', rules=['permutation'])
-
-
-@pytest.mark.parametrize('name', ATTENTIONS)
-def test_query_pos_does_not_change_values(name):
-    """Test equal values, of which every mean is the same."""
-    attn = build_attention(ATTENTIONS[name], 32, 2).double().eval()
-    # The first two multiply the values, the next two have zero padding for convolutions, and
-    # weights of features that are rotated, or of a state space, do not sum to 1.
-    others = (
-        AdditiveAttention, HydraAttention, EnhancedLinearAttention, ConvProjectionAttention,
-        VSSDAttention,
-    )  # fmt: skip
-    turned = attn.rotary or isinstance(getattr(attn, 'position', None), RotaryPosition)
-    if isinstance(attn, others) or turned or attn.lepe is not None or attn.gate is not None:
-        return
-    same = tokens(n=1).expand(2, 30, 32)
-    out = attn(same, HW, query_pos=tokens())
-    torch.testing.assert_close(out, attn(same, HW), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,6 @@ def test_recorded_outputs_and_gradients(golden, case):
         assert (attn.get_parameter(name).grad - grad).abs().max() < 1e-9, name
 
 
-def test_it_has_no_value_or_output_layer():
-    names = {name for name, _ in MLLAAttention(16, 2).named_parameters()}
-    assert names == {'in_proj.weight', 'in_proj.bias', 'lepe.weight', 'lepe.bias'}
-    assert MLLAAttention(16, 2).in_proj.weight.shape == (32, 16)
-
-
 @pytest.mark.parametrize('dims, heads', [(18, 3), (12, 4)])
 def test_channels_that_rotary_position_cannot_split(dims, heads):
     message = (

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import NystromAttention, TokenLayout
+from mmlinattn.models.layers import NystromAttention
 
 
 def softmax(x):
@@ -34,17 +34,6 @@ def test_equals_its_definition(defined_by, dims):
 
     # With 4 x 5 tokens cells overlap; with 3 x 3 real tokens each cell is one token.
     defined_by(NystromAttention(**dims, num_landmarks=9), definition, tolerance=1e-8)
-
-
-def test_more_landmarks_approximate_softmax_attention_better(dims):
-    q, k, v = (torch.randn(3, 1, 2, 64, 8)).double().unbind()
-    exact = softmax(8**-0.5 * q @ k.mT) @ v
-    errors = [
-        (NystromAttention(**dims, num_landmarks=m, iterations=30)
-        .attend(q, k, v, TokenLayout((8, 8))) - exact).norm() / exact.norm()
-        for m in (4, 16, 64)
-    ]  # fmt: skip
-    assert errors[0] > errors[1] > errors[2] and errors[2] < 1e-5
 
 
 @pytest.mark.parametrize('number', [0, -4, 10])
