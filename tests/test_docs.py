@@ -9,7 +9,6 @@ from typing import Any, Dict
 
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import (
     HOOKS,
@@ -134,31 +133,6 @@ def test_the_config_of_the_page_of_segformer(root, tmp_path):
     assert 'decode_head' in check_channels(cfg)
     assert build_model(cfg).test_cfg.mode == 'whole'
     assert load_config(str(tmp_path / 'page.py')).model.test_cfg.mode == 'slide'
-
-
-def shapes_of_mit(attn_cfg) -> dict:
-    model = build_model(
-        Config(dict(model=dict(type='MixTransformer', arch='b0', attn_cfg=attn_cfg)))
-    )
-    return {name: value.shape for name, value in model.state_dict().items()}
-
-
-def test_what_the_page_says_loads_into_other_attentions(root):
-    page = (root / 'docs' / 'own_backbone.md').read_text()
-    softmax = shapes_of_mit('SpatialReductionAttention')
-    rows = re.findall(r'^\| (load|error: .+?) \| (`[^|]+`) \| (.*?)\|$', page, re.M)
-    assert len(rows) == 8
-    for loads, names, fresh in rows:
-        for attn_cfg in map(eval, re.findall('`(.+?)`', names)):
-            shapes = shapes_of_mit(attn_cfg)
-            other = {name for name in shapes if shapes[name] != softmax.get(name)}
-            parts = {name.split('.attn.')[1].split('.')[0] for name in other}
-            if loads == 'load':
-                assert parts == {*re.findall(r'`attn\.(\w+)`', fresh)}, attn_cfg
-            else:
-                name = 'stages.0.0.attn.in_proj.weight'
-                assert f'{tuple(shapes[name])} in the model' in loads
-                assert f'{tuple(softmax[name])} in the file' in loads
 
 
 def lines_of_training():

@@ -9,14 +9,6 @@ def l2_normalize(x):
     return x / x.square().sum(-1, keepdim=True).sqrt()
 
 
-def test_released_form(defined_by, dims):
-    def definition(q, k, v, places):
-        out = v / 2 + l2_normalize(q) @ l2_normalize(k).mT @ v / math.pi
-        return l2_normalize(out)
-
-    defined_by(LinearAngularAttention(**dims), definition)
-
-
 def test_paper_form(defined_by, dims):
     def definition(q, k, v, places):
         kernel = 0.5 + l2_normalize(q) @ l2_normalize(k).mT / math.pi
