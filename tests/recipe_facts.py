@@ -370,8 +370,9 @@ def differences(wanted: Dict[str, Any], found: Dict[str, Any]) -> Dict[str, Opti
             continue
         if field == 'attention_options':
             for option, needed in value.items():
-                if not agrees(needed, found[field].get(option)):
-                    wrong[f'attention {option}'] = (needed, found[field].get(option))
+                value_found = found[field].get(option, 'unset')
+                if not agrees(needed, value_found):
+                    wrong[f'attention {option}'] = (needed, value_found)
         elif not agrees(value, found[field]):
             wrong[field] = (value, found[field])
     return wrong
