@@ -182,19 +182,6 @@ def test_autocast_is_finite(dtype):
         assert torch.isfinite(parameter.grad).all(), name
 
 
-def test_other_attentions_in_its_block():
-    attn_cfg = [
-        'MLLAAttention',
-        dict(type='RALA', gate=None),
-        'SoftmaxAttention',
-        'WindowAttention',
-    ]
-    model = MLLA(SMALL, attn_cfg).eval()
-    kinds = [type(stage[0].attn).__name__ for stage in model.stages]
-    assert kinds == ['MLLAAttention', 'RALA', 'SoftmaxAttention', 'WindowAttention']
-    assert len(model(torch.randn(1, 3, 45, 74))) == 4
-
-
 @pytest.mark.parametrize(
     'arch, message',
     [

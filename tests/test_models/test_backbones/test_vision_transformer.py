@@ -8,7 +8,6 @@ from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_che
 from mmlinattn.engine.model import quiet
 from mmlinattn.models.backbones import Swin, ViT
 from mmlinattn.models.necks import SimpleFeaturePyramid
-from mmlinattn.ops import PackedShapes
 from tests.sizes import LONG
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
@@ -177,23 +176,6 @@ def test_positions_without_pos_grid():
         wide.load_state_dict(state)
 
 
-def test_released_positions_are_square():
-    released = timm_names(randomise(build()).state_dict())
-    model = build(img_size=(32, 64))
-    model.load_state_dict(strip_prefix(convert(released, source='deit')))
-    grid = released['pos_embed'][:, 1:].mT.unflatten(2, (6, 6))
-    expected = torch.nn.functional.interpolate(grid, size=(4, 8), mode='bicubic').flatten(2).mT
-    torch.testing.assert_close(model.embed.pos_embed[:, 1:], expected)
-
-
-def test_position_of_a_missing_class_token_is_dropped():
-    model = build(with_cls_token=False)
-    state = positions(model, 1 + 36)
-    kept = state['embed.pos_embed'].clone()
-    model.load_state_dict(state)
-    assert torch.equal(model.embed.pos_embed, kept[:, 1:])
-
-
 @pytest.mark.parametrize(
     'shape, message',
     [
@@ -208,16 +190,6 @@ def test_positions_that_cannot_be_resized_raise(shape, message):
     state = dict(positions(model, 1), **{'embed.pos_embed': torch.zeros(shape)})
     with pytest.raises(ValueError, match=message):
         model.load_state_dict(state)
-
-
-def test_feed_forward_layers_with_convolutions():
-    model, plain = build(ffn='mix').eval(), build()
-    extra = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
-    assert extra == 3 * 128 * (9 + 1)
-    image, features = torch.randn(1, 3, 48, 48), []
-    model.layers[0].ffn.dwconv.register_forward_hook(lambda *args: features.append(args[-1]))
-    model(image)
-    assert features[0].shape == (1, 128, 6, 6)  # without the class token
 
 
 def test_other_image_sizes_are_logged_once(caplog, monkeypatch):
@@ -346,14 +318,6 @@ def test_bad_options(kwargs, message):
         build(**kwargs)
 
 
-def test_maps_for_detectors():
-    model, neck = build(), SimpleFeaturePyramid(32, 16)
-    outs = neck(model(torch.randn(1, 3, 48, 64)))  # patches of 8 pixels
-    assert [tuple(out.shape) for out in outs] == [
-        (1, 16, 24, 32), (1, 16, 12, 16), (1, 16, 6, 8), (1, 16, 3, 4),
-    ]  # fmt: skip
-
-
 def test_pyramid_equals_the_formula():
     neck = randomise(SimpleFeaturePyramid(8, 4, num_outs=5)).double()
     x = torch.randn(1, 8, 4, 6, dtype=torch.float64)
@@ -429,19 +393,6 @@ def test_images_of_different_sizes_as_each_alone(attn_cfg, options):
         assert (a is None) == (b is None)
         if a is not None:
             assert (a - b).norm() <= 1e-4 * b.norm() + 1e-6
-
-
-def test_stochastic_depth_drops_packed_images_one_by_one():
-    model = build(dict(TINY, depth=1), drop_path_rate=0.5, out_type='avg_featmap')
-    block = model.layers[0].train()
-    block.drop_path.drop_prob = 0.5
-    packed = PackedShapes([(2, 3), (1, 4), (3, 3)] * 8)
-    x = torch.randn(1, packed.num_tokens, 32)
-    kept = [
-        (part != image).any()
-        for part, image in zip(packed.split(block(x, packed)), packed.split(x))
-    ]
-    assert 0 < sum(kept) < len(kept)
 
 
 @pytest.mark.long

@@ -9,7 +9,6 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
 from torch import nn
 
-from mmlinattn.models.detectors.smca_decoder import Memory
 from mmlinattn.models.layers import BaseAttention
 
 from .conftest import build, small_cfg
@@ -170,26 +169,6 @@ def test_boxes_are_relative_to_the_points(make):
     assert (boxes[..., 2:] == 0.5).all()
     scores, boxes = model.bfloat16().bbox_head(states.bfloat16(), points.bfloat16())
     assert scores.dtype == boxes.dtype == torch.float32
-
-
-@torch.no_grad()
-def test_transformer_passes_sizes_positions_and_masks(make):
-    """Compare with separate calls of all parts; widths come before heights."""
-    model = make()
-    feat, samples = torch.randn(2, 32, 3, 4), [sample(96, 128), sample(64, 120, (96, 128))]
-    mask = torch.zeros(2, 3, 4, dtype=torch.bool)
-    mask[1, 2:] = True
-    pos = model.positional_encoding(mask).flatten(2).mT
-    memory = model.encoder(feat.flatten(2).mT, (3, 4), pos, mask.flatten(1))
-    query_pos = model.query_embedding.weight.expand(2, -1, -1)
-    states, points = model.decoder(
-        torch.zeros_like(query_pos),
-        query_pos,
-        Memory(memory, (3, 4), pos, mask.flatten(1)),
-        torch.tensor([[128.0, 96.0], [120.0, 64.0]]),
-    )
-    found = model.forward_transformer((feat,), samples)
-    torch.testing.assert_close(found, dict(hidden_states=states, references=points))
 
 
 def test_channels_last_features(make):

@@ -15,9 +15,10 @@ from mmlinattn.models.layers.pooling import (
     pooling_grid,
 )
 from mmlinattn.ops import BackendError
+from mmlinattn.testing import check_attention
 from tests.sizes import some
 
-from .test_attention_contract import ATTENTIONS, check
+from .test_attention_contract import ATTENTIONS
 
 dynamic = pytest.mark.skipif(
     not hasattr(torch.compiler, 'is_exporting'), reason='dynamic sizes need torch.export of 2.7'
@@ -88,7 +89,8 @@ def exported(model, args):
 @pytest.mark.long
 @pytest.mark.parametrize('name', some(DYNAMIC, every=2))
 def test_dynamic_sizes(name):
-    check(name, ['info', 'exports'])
+    options = dict(ATTENTIONS[name])
+    check_attention(options.pop('type'), rules=['info', 'exports'], **options)
 
 
 @pytest.mark.slow
@@ -231,8 +233,3 @@ def check_backbone(model):
         images = torch.randn(size, dtype=torch.float64)
         for out, expected in zip(program(images), model(images)):
             torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
-
-
-def test_all_attentions_are_tested():
-    kinds = {ATTENTIONS[name]['type'] for name in (*DYNAMIC, *FIXED)}
-    assert kinds == {cfg['type'] for cfg in ATTENTIONS.values()}

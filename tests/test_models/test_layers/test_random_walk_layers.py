@@ -45,15 +45,6 @@ def test_projected_anchors_are_weighted_means_of_the_real_tokens():
                 torch.testing.assert_close(anchors[image, head], expected)
 
 
-def test_pooled_anchors_are_cell_averages():
-    attn = RWGKP(16, 2, num_anchors=4).double()
-    q, k = torch.randn(2, 1, 2, 6 * 4, 8, dtype=torch.float64)
-    anchors_q, anchors_k = attn.anchors(q, k, TokenLayout((6, 4)))
-    assert anchors_q.shape == (1, 2, 4, 8)
-    cells = k.unflatten(2, (2, 3, 2, 2)).mean((3, 5)).flatten(2, 3)  # 3 rows and 2 columns per cell
-    torch.testing.assert_close(anchors_k, cells)
-
-
 def test_padding_is_excluded_from_pooled_anchors():
     attn = RWGKP(16, 2, num_anchors=4).double()
     q = torch.randn(1, 2, 24, 8, dtype=torch.float64)
