@@ -171,17 +171,6 @@ def test_boxes_are_relative_to_the_points(make):
     assert scores.dtype == boxes.dtype == torch.float32
 
 
-def test_channels_last_features(make):
-    model = make()
-    feat = torch.randn(2, 32, 3, 4)
-    samples = [sample(96, 128), sample(96, 128)]
-    outs = [
-        model.forward_transformer((x,), samples)['hidden_states']
-        for x in (feat, feat.to(memory_format=torch.channels_last))
-    ]
-    torch.testing.assert_close(*outs)
-
-
 def test_stride_of_another_backbone_raises(make):
     model = make()
     with pytest.raises(ValueError, match=r'stride=32 does not match the map \(6, 8\) .*96, 128'):
