@@ -349,6 +349,8 @@ def agrees(wanted: Any, found: Any) -> bool:
     """Compare a value of a recipe with that of a config; numbers to 1e-6."""
     if isinstance(wanted, dict) and 'any' in wanted:
         return any(agrees(option, found) for option in wanted['any'])
+    if isinstance(wanted, dict):
+        return wanted == found
     if wanted == 'none':
         return found in ('none', None, [], False, 0)
     if isinstance(wanted, (list, tuple)) and isinstance(found, (list, tuple)):
@@ -368,8 +370,9 @@ def differences(wanted: Dict[str, Any], found: Dict[str, Any]) -> Dict[str, Opti
             continue
         if field == 'attention_options':
             for option, needed in value.items():
-                if not agrees(needed, found[field].get(option)):
-                    wrong[f'attention {option}'] = (needed, found[field].get(option))
+                value_found = found[field].get(option, 'unset')
+                if not agrees(needed, value_found):
+                    wrong[f'attention {option}'] = (needed, value_found)
         elif not agrees(value, found[field]):
             wrong[field] = (value, found[field])
     return wrong

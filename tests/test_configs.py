@@ -64,19 +64,6 @@ PAPER_COSTS = [
 ]
 
 
-# Rows of table 9: the options of RALA, the gate, what a block of the first stage has besides.
-ABLATIONS = {
-    'no-kv-aug': (dict(kv_augmentation=None), 'proj', {}),
-    'no-out-aug': ({}, None, dict(hidden=256)),
-    'no-cpe': ({}, 'proj', dict(cpe=False)),
-    'gate-identity': ({}, 'identity', dict(hidden=256)),
-    'gate-tanh': ({}, 'tanh', dict(hidden=256)),
-    'relu': (dict(feature_map='relu'), 'proj', {}),
-    'softmax-kernel': (dict(feature_map='softmax'), 'proj', {}),
-}
-DENSE_OF_ABLATIONS = (
-    'mask-rcnn_{}_fpn_1x_coco', 'semantic-fpn_{}_8xb2-80k_ade20k-512x512',
-)  # fmt: skip
 CITYSCAPES = '8xb1-160k_cityscapes'
 # Size, parameters of the encoder (M), G of SegFormer and at most of RWGKA, as the paper prints.
 RWGKA_COSTS = [
@@ -258,33 +245,6 @@ def test_learning_rate_rises_to_its_base_and_falls_to_its_end(cfg):
         assert found[0] < 0.01 * lr and found[peak // 2] < 0.6 * lr
 
 
-# Trained with timm's cosine as DeiT's script steps it: learning rate.
-@pytest.mark.parametrize(
-    ('name', 'lr'),
-    [
-        ('ravlt-t_8xb128_in1k', 1e-3), ('ravlt-l_8xb128_in1k', 1e-3),
-        ('deit-t_8xb128_in1k', 1e-3), ('deit-b_8xb128_in1k', 1e-3),
-        ('deit-t-rala_8xb128_in1k', 1e-3), ('mit-b0_8xb128_in1k', 1e-3),
-        ('mit-b2-rwgka_8xb128_in1k', 1e-3), ('convit-t_8xb128_in1k', 1e-3),
-        ('deit-t-ripple_8xb128_in1k', 1e-3), ('deit-t-ripple_8xb64_cifar100', 5e-4),
-    ],
-)  # fmt: skip
-def test_learning_rate_of_each_epoch_is_that_of_deit(name, lr):
-    cfg, epochs = load(name), 300
-    assert cfg.optim_wrapper.optimizer.lr == lr and cfg.train_cfg.max_epochs == epochs
-    schedulers = [dict(s) for s in cfg.param_scheduler]
-    found = learning_rates(f'lr={lr}\niterations={epochs * EPOCH_LENGTH}\nschedulers={schedulers}')
-    for epoch in range(epochs):
-        rates = found[epoch * EPOCH_LENGTH : (epoch + 1) * EPOCH_LENGTH]
-        assert len(set(rates)) == 1, 'the rate changes inside an epoch'
-        t = max(0, epoch - 1)  # the script steps with the index of the finished epoch
-        if t < 5:  # the cosine, which acts here too, takes 0.04% off
-            expected = 1e-6 + t * (lr - 1e-6) / 5
-        else:
-            expected = 1e-5 + (lr - 1e-5) * (1 + math.cos(math.pi * t / epochs)) / 2
-        assert rates[0] == pytest.approx(expected, rel=5e-4 if t < 5 else 1e-5), epoch
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(('name', 'shape', 'params', 'conv_linear', 'total'), of_size(COSTS, 't'))
 def test_cost(name, shape, params, conv_linear, total):
@@ -326,7 +286,6 @@ def test_cost_of_mlla(name, shape, params, total):
     assert cost.total / 1e9 == pytest.approx(total, rel=0.02) and not cost.uncounted
 
 
-ALL_LINEAR = [*zip('tsbl', (2.55, 4.75, 10.38, 16.83))]
 MODELS_OF_README = {
     'ravlt': 'classifier',
     'retinanet': 'RetinaNet',
@@ -346,44 +305,10 @@ def check_readme(name: str, shape: Tuple[int, int], cost: Complexity) -> None:
     printed(row['parameters (M)'], cost.params / 1e6)
     printed(row['convolution + linear'], cost.conv_linear / 1e9)
     printed(row['all products, released layout'], cost.total / 1e9)
-    heads = cost.total - cost.by_module['backbone'].total
-    printed(
-        row['all products, paper layout'], (heads + linear_backbone(variant, shape).total) / 1e9
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('row', ABLATIONS)
-def test_ablation_of_table_9(row):
-    options, gate, block_options = ABLATIONS[row]
-    wanted = {**dict(kv_augmentation='score', feature_map='elu+1'), **options}
-    name = f'ravlt-t-{row}'
-    dense = [config.format(name) for config in DENSE_OF_ABLATIONS]
-    for config in dense:
-        checkpoint = load(config).model.backbone.init_cfg.checkpoint
-        assert checkpoint == f'checkpoints/{name}_in1k.pth'
-    for model in (built(config).backbone for config in (f'{name}_8xb128_in1k', *dense)):
-        for stage, kind in zip(model.stages, ['RALA'] * 2 + ['SoftmaxAttention'] * 2):
-            for block in stage:
-                assert type(block.attn).__name__ == kind and block.attn.gate == gate
-                assert (block.cpe is not None) == block_options.get('cpe', True)
-                if kind == 'RALA':
-                    found = {key: getattr(block.attn, key) for key in wanted}
-                    assert found == wanted
-        assert model.stages[0][0].ffn.fc1.out_features == block_options.get('hidden', 224)
-        assert max(map(max, model.drop_paths)) == pytest.approx(0.1)
-    # All rows are printed with 15 M and 2.4 G.
-    name = f'{name}_8xb128_in1k'
-    cells, cost = readme('ravlt', 'Semantic FPN 80k')[name], cost_of(name, CLS)
-    printed(cells['M, here'], cost.params / 1e6)
-    printed(cells['G, here'], cost.conv_linear / 1e9)
-    assert f'{cost.params / 1e6:.0f}' == '15' and f'{cost.conv_linear / 1e9:.1f}' == '2.4'
-
-
-def test_learnt_weights_of_table_10():
-    for layer in built('deit-t-rala-learnable-alpha_8xb128_in1k').backbone.layers:
-        assert layer.attn.token_logits.shape == (3, 14 * 14 + 1)
-        assert layer.attn.kv_augmentation == 'learnable' and layer.attn.gate == 'proj'
+    backbone, linear = cost.by_module['backbone'], linear_backbone(variant, shape)
+    assert linear.conv_linear == backbone.conv_linear
+    products = cost.total - backbone.total + linear.total
+    printed(row['all products, paper layout'], products / 1e9)
 
 
 # Parameters, trained ones; at 800x1280 and 800x1067 G, and those of the encoder.
@@ -430,37 +355,6 @@ def test_costs_of_reconstruction_of_readme(name):
     )
 
 
-def test_smca_encoders_of_readme():
-    column = '`model.encoder.layer_cfg.attn_cfg`'
-    rows = {row['method'].lower(): row[column] for row in readme('smca', column).values()}
-    for method in SMCA_COSTS:
-        attn_cfg = load(f'{method}_r50_8xb2-50e_coco').model.encoder.layer_cfg.attn_cfg
-        assert eval(rows[method].strip('`')) == attn_cfg.to_dict()
-
-
-def test_smca_learning_rate_of_the_backbone():
-    cfg = load('smca_r50_8xb2-50e_coco')
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        model = build_model(cfg)
-        groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
-    names = {id(value): key for key, value in model.named_parameters()}
-    for group in groups:
-        in_backbone = {names[id(p)].startswith('backbone.') for p in group['params']}
-        assert group['lr'] == pytest.approx(1e-5 if True in in_backbone else 1e-4)
-        assert len(in_backbone) == 1 and group['weight_decay'] == pytest.approx(1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(('variant', 'total'), some(ALL_LINEAR, every=4))
-def test_all_linear_layout(variant, total):
-    released = cost_of(f'ravlt-{variant}_8xb128_in1k', CLS)
-    linear, softmax = linear_backbone(variant, CLS), released.by_module['backbone']
-    assert linear.params == softmax.params
-    assert linear.conv_linear == softmax.conv_linear
-    rest = released.total - softmax.total
-    assert (linear.total + rest) / 1e9 == pytest.approx(total, rel=0.01)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ('size', 'shape', 'plain', 'params', 'total', 'at_most'), some(RWGKA_COSTS)
@@ -486,13 +380,6 @@ def test_cost_of_random_walks(size, shape, plain, params, total, at_most):
         assert 0.9 * at_most < costs[attn].extended / 1e9 <= at_most
 
 
-def test_cost_at_the_size_of_the_release_that_the_paper_prints_as_640x1024():
-    text = (FOLDER / 'rwgka/README.md').read_text()
-    for attn, model in (('', 'SegFormer-B0'), ('-rwgka', 'B0-RWGKA')):
-        cost = cost_of(f'segformer_mit-b0{attn}_{CITYSCAPES}-640x1024', (640, 1280))
-        assert f'{cost.extended / 1e9:.2f} G ({model})' in text
-
-
 def test_heads_of_segformer():
     """The release's in recipes of papers; MMSegmentation's by option and where measured here."""
     for name in [n for n in CONFIGS if n.startswith('segformer_')]:
@@ -507,33 +394,22 @@ def test_heads_of_segformer():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('options', 'decay', 'anchors', 'heads'),
+    ('method', 'column', 'counted', 'size'),
     [
-        ('', 0.1, 64, 1), ('-decay05', 0.5, 64, 1), ('-decay09', 0.9, 64, 1),
-        ('-decay05-m32', 0.5, 32, 1), ('-decay05-m128', 0.5, 128, 1),
-        ('-decay05-m32-h2', 0.5, 32, 2), ('-decay05-h2', 0.5, 64, 2),
+        ('ravlt', 'Semantic FPN 80k', 'conv_linear', CLS),  # table 9
+        ('rwgka', 'decay', 'extended', (1024, 1024)),  # table 5
+        ('rwgka', 'top-1 (paper)', 'extended', CLS),
     ],
-)  # fmt: skip
-def test_ablation_of_table_5(options, decay, anchors, heads):
-    name = f'segformer_mit-b2-rwgka{options}_{CITYSCAPES}-1024x1024'
-    for stage, num_heads in zip(build_model(load(name)).backbone.stages, (1, 2, 5, 8)):
-        for block in stage:
-            assert block.attn.decay == decay
-            assert block.attn.anchors_q.shape[:2] == (num_heads * heads, anchors)
-    row, cost = readme('rwgka', 'decay')[name], cost_of(name, (1024, 1024))
-    assert (row['decay'], row['anchors'], row['heads']) == (f'{decay}', f'{anchors}', f'{heads}x')
-    printed(row['M, here'], cost.params / 1e6)
-    printed(row['G, here'], cost.extended / 1e9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', readme('rwgka', 'top-1 (paper)'))
-def test_cost_of_mit_classifiers(name):
-    row, cost = readme('rwgka', 'top-1 (paper)')[name], cost_of(name, CLS)
-    printed(row['M, here'], cost.params / 1e6)
-    printed(row['G, here'], cost.extended / 1e9)
-    assert float(row['M, here']) == pytest.approx(float(row['M, paper']), abs=0.1)
-    assert float(row['G, here']) == pytest.approx(float(row['G, paper']), rel=0.02)
+)
+def test_costs_of_readme(method, column, counted, size):
+    for name, row in readme(method, column).items():
+        cost = cost_of(name, size)
+        products = getattr(cost, counted) / 1e9
+        printed(row['M, here'], cost.params / 1e6)
+        printed(row['G, here'], products)
+        if size == CLS and 'M, paper' in row:
+            assert cost.params / 1e6 == pytest.approx(float(row['M, paper']), abs=0.1)
+            assert products == pytest.approx(float(row['G, paper']), rel=0.02)
 
 
 # What the papers count besides matrix products, or of them; and how near our M and G are to theirs.
@@ -587,150 +463,6 @@ def test_costs_of_hosts_of_other_papers(method):
                 assert agrees == (column not in BEYOND.get(name, ())), (name, column, count)
 
 
-@pytest.mark.parametrize('name', readme('fvit', 'G, paper'))
-def test_costs_of_fastformer_but_for_digits_that_are_cut(name):
-    row, cost = readme('fvit', 'G, paper')[name], cost_of(name, (384, 384))
-    assert int(cost.params / 1e6) == int(row['M, paper'])
-    assert f'{int(cost.conv_linear / 1e8) / 10}' == row['G, paper']
-
-
-# Rippling layers, all layers, of table 7 and 8; what the others attend with.
-@pytest.mark.parametrize(
-    ('name', 'rippling', 'depth'),
-    [
-        ('deit-t-la_8xb128_in1k', 0, 12), ('deit-t-ripple-3-layers_8xb128_in1k', 3, 12),
-        ('deit-t-ripple-6-layers_8xb128_in1k', 6, 12), ('deit-t-ripple_8xb128_in1k', 9, 12),
-        ('deit-t-ripple-12-layers_8xb128_in1k', 12, 12),
-        ('deit-t-la-4-layers_8xb64_cifar100', 0, 4),
-        ('deit-t-ripple-4-layers_8xb64_cifar100', 3, 4),
-        *((name, 9, 12) for name in CONFIGS if re.match('deit-t-ripple.*cifar', name)
-          and '4-layers' not in name),
-    ],
-)  # fmt: skip
-def test_first_layers_ripple(name, rippling, depth):
-    layers = [layer.attn for layer in built(name).backbone.layers]
-    attns = [type(attn).__name__ for attn in layers]
-    if name.endswith('in1k'):
-        assert all(attn.threshold == 0.001 for attn in layers[:rippling])
-    assert attns == ['RippleAttention'] * rippling + ['LinearAttention'] * (depth - rippling)
-
-
-# Table 4 and the defaults: R, weights, groups.
-@pytest.mark.parametrize(
-    ('variant', 'expected'),
-    [
-        ('', (4, 'stick', 'chebyshev')), ('-no-ape', (4, 'stick', 'chebyshev')),
-        ('-r2', (2, 'stick', 'chebyshev')), ('-r8', (8, 'stick', 'chebyshev')),
-        ('-r16', (16, 'stick', 'chebyshev')), ('-fixed', (4, 'fixed', 'chebyshev')),
-        ('-truncated', (4, 'truncated', 'chebyshev')), ('-no-sbt', (4, 'softmax', 'chebyshev')),
-        ('-log', (4, 'stick', 'log')),
-    ],
-)  # fmt: skip
-def test_rings_of_table_4(variant, expected):
-    backbone = built(f'deit-t-ripple{variant}_8xb64_cifar100').backbone
-    for layer in backbone.layers[:9]:
-        attn = layer.attn
-        assert (attn.max_distance, attn.weights, attn.groups) == expected
-        assert attn.num_heads == 6
-        if attn.weights in ('stick', 'truncated'):
-            assert attn.threshold == 0.001
-    # Patches of a map of 16 x 16, with and without positions.
-    assert backbone.embed.proj.kernel_size == (2, 2)
-    positions = backbone.embed.pos_embed
-    assert positions is None if 'ape' in variant else positions.shape == (1, 256, 192)
-
-
-def test_the_last_logarithmic_ring_ends_with_the_map_of_cifar():
-    rings = {1 + int(math.log2(distance)) for distance in range(1, 16)}
-    attn = built('deit-t-ripple-log_8xb64_cifar100').backbone.layers[0].attn
-    assert max(rings) == attn.max_distance
-
-
-# Tables 1 and 6 of the Ripple paper, table 8 of RALA's: what all layers but these have.
-@pytest.mark.parametrize(
-    ('name', 'attn', 'feature_map', 'position'),
-    [
-        ('deit-t-la', 'LinearAttention', 'AdaptiveFeatures', None),
-        ('deit-t-la-sinespe', 'LinearAttention', 'AdaptiveFeatures', 'SineSPE'),
-        ('deit-t-la-convspe', 'LinearAttention', 'AdaptiveFeatures', 'ConvSPE'),
-        ('deit-t-la-rope', 'LinearAttention', 'AdaptiveFeatures', 'RotaryPosition'),
-        ('deit-t-permuteformer', 'LinearAttention', 'AdaptiveFeatures', 'PermutationPosition'),
-        ('deit-t-la-rfa', 'LinearAttention', 'RFAFeatures', None),
-        ('deit-t-la-performer', 'LinearAttention', 'PerformerFeatures', None),
-        ('deit-t-la-random-w1', 'LinearAttention', 'AdaptiveFeatures', None),
-        ('deit-t-la-dpfp', 'LinearAttention', 'DPFPFeatures', None),
-        ('deit-t-la-t2r', 'LinearAttention', 'T2RFeatures', None),
-        ('deit-t-hydra', 'HydraAttention', None, None),
-        ('deit-t-efficient', 'EfficientAttention', 'EfficientFeatures', None),
-        ('deit-t-angular', 'LinearAngularAttention', None, None),
-        ('deit-t-enhanced', 'LinearAttention', 'FixedFeatures', None),
-        ('deit-t-focused', 'FocusedLinearAttention', 'FocusedFeatures', None),
-        ('deit-t-rala', 'RALA', None, None),
-    ],
-)  # fmt: skip
-def test_attentions_in_deit(name, attn, feature_map, position):
-    backbone = built(f'{name}_8xb128_in1k').backbone
-    of_ripple = 'la' in name.split('-') or 'permute' in name
-    assert backbone.embed.num_extra_tokens == (0 if of_ripple else 1)
-    for layer in backbone.layers:
-        assert type(layer.attn).__name__ == attn and layer.with_conv == ('enhanced' in name)
-        assert layer.attn.num_heads == (6 if of_ripple else 3)
-        if attn == 'LinearAttention':
-            assert type(layer.attn.feature_map).__name__ == feature_map
-            assert type(layer.attn.position).__name__ == str(position or 'NoneType')
-            if name in ('deit-t-la-rfa', 'deit-t-la-performer', 'deit-t-la-random-w1'):
-                assert layer.attn.feature_map.resample
-
-
-def test_convit():
-    # Four heads as released; on CIFAR-100 the paper says six for all models.
-    for name, extra, heads in (
-        ('convit-t_8xb128_in1k', 1, 4),
-        ('convit-t_8xb64_cifar100', 0, 6),
-        ('convit-t-no-ape_8xb64_cifar100', 0, 6),
-    ):
-        backbone = built(name).backbone
-        attns = [layer.attn for layer in backbone.layers]
-        kinds = ['GatedPositionalAttention'] * 10 + ['SoftmaxAttention'] * 2
-        assert [type(attn).__name__ for attn in attns] == kinds
-        assert all(attn.num_heads == heads and attn.in_proj.bias is None for attn in attns)
-        assert [backbone.num_extra_tokens(i) for i in range(12)] == [0] * 10 + [extra] * 2
-
-
-# Views of an image, decay of the average (None: no average), score of the best checkpoint.
-@pytest.mark.parametrize(
-    ('name', 'views', 'decay', 'best'),
-    [
-        *((f'ravlt-{size}_8xb128_in1k', 3, 0.9999200016, 'top1_best') for size in 'tsbl'),
-        *((f'deit-{size}_8xb128_in1k', 3, None, 'top1') for size in 'tsb'),
-        ('deit-t-rala_8xb128_in1k', 3, 0.9999200016, 'top1_best'),
-        ('convit-t_8xb128_in1k', 3, None, 'top1'),
-        *((f'mit-{size}_8xb128_in1k', 3, None, None) for size in ('b0', 'b1', 'b2')),
-        ('mit-b0-rwgka_8xb128_in1k', 3, None, None),
-        ('deit-t-la_8xb128_in1k', 1, None, 'top1'), ('deit-t-ripple_8xb128_in1k', 1, None, 'top1'),
-        ('deit-t_8xb64_cifar100', 1, None, None), ('deit-t-ripple_8xb64_cifar100', 1, None, None),
-    ],
-)  # fmt: skip
-def test_what_the_script_of_deit_does_beside_augmentation(name, views, decay, best):
-    cfg = load(name)
-    loader = cfg.train_dataloader
-    assert loader.sampler.get('num_repeats', 1) == views and loader.sampler.get('shuffle', True)
-    assert loader.sampler.type == ('RepeatAugSampler' if views > 1 else 'DefaultSampler')
-    assert loader.drop_last and not cfg.val_dataloader.get('drop_last', False)
-    assert cfg.optim_wrapper.type == 'AmpOptimWrapper' and 'clip_grad' not in cfg.optim_wrapper
-    averages = [hook for hook in cfg.get('custom_hooks', ()) if hook.type == 'ModelEMAHook']
-    found = [(1 - hook.momentum, hook.update_buffers) for hook in averages]
-    assert found == ([(pytest.approx(decay, rel=1e-9), True)] if decay else [])
-    kept = cfg.default_hooks.checkpoint.get('save_best')
-    assert kept == (best and f'accuracy/{best}')
-
-
-def test_the_gate_of_rala_in_deit_is_projected():
-    for layer in built('deit-t-rala_8xb128_in1k').backbone.layers:
-        # Queries, keys, values and the gate.
-        assert layer.attn.in_proj.weight.shape == (4 * 192, 192)
-
-
 @pytest.mark.parametrize(
     ('attn', 'lr', 'power'), [('', 6e-5, 1.0), ('-rwgka', 1e-4, 0.9), ('-rwgkp', 1e-4, 0.9)]
 )
@@ -751,40 +483,6 @@ def test_cityscapes_schedule_is_the_closed_form_of_mmcv(attn, lr, power):
     np.testing.assert_allclose(found, rates(1499, 159999), rtol=1e-8, atol=1e-15)
     np.testing.assert_allclose(found, released, rtol=0, atol=7e-4 * lr)
     np.testing.assert_allclose(found[1500:], released[1500:], rtol=0, atol=3e-5 * lr)
-
-
-def test_cityscapes_sizes_of_random_walks_are_those_of_segformer():
-    for size, attn in product(('1024x1024', '768x768', '640x1024', '512x1024'), ('a', 'p')):
-        plain = load(f'segformer_mit-b0_{CITYSCAPES}-{size}').to_dict()
-        other = load(f'segformer_mit-b0-rwgk{attn}_{CITYSCAPES}-{size}').to_dict()
-        for key in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'train_cfg'):
-            assert other[key] == plain[key]
-        other['model']['decode_head'].pop('init_cfg')  # Xavier, of the RWGKA paper
-        for key in ('data_preprocessor', 'test_cfg', 'decode_head'):
-            assert other['model'][key] == plain['model'][key]
-
-
-CITYSCAPES_CONFIGS = [name for name in CONFIGS if 'cityscapes' in name]
-
-
-@pytest.mark.parametrize('name', CITYSCAPES_CONFIGS)
-def test_encoders_of_cityscapes_come_from_a_config_with_the_same_attention(root, name):
-    init_cfg = load(name).model.backbone.init_cfg
-    encoder = re.search(r'_(mit-[^_]+)_', name)[1]
-    assert init_cfg.checkpoint == f'checkpoints/{encoder}_in1k.pth'
-    path = pretraining_config(init_cfg.checkpoint)
-    folder = 'rwgka' if 'rwgk' in name else 'segformer'
-    assert path == f'configs/{folder}/{encoder}_8xb128_in1k.py' and (root / path).is_file()
-    trained, loaded = built(f'{encoder}_8xb128_in1k').backbone, built(name).backbone
-    attns = [[m for m in x.modules() if hasattr(m, 'in_proj')] for x in (trained, loaded)]
-    assert len(attns[0]) == len(attns[1]) == sum(map(len, loaded.stages))
-    for theirs, ours in zip(*attns):
-        assert type(theirs) is type(ours)
-        for option in ('decay', 'num_anchors', 'num_heads', 'steps'):
-            assert getattr(theirs, option, None) == getattr(ours, option, None)
-        assert 'rwgk' not in name or (ours.num_anchors and ours.decay)
-    shapes = [{k: v.shape for k, v in x.state_dict().items()} for x in (trained, loaded)]
-    assert shapes[0] == shapes[1]
 
 
 def test_camvid_variants_differ_in_the_attention_only():
@@ -810,54 +508,6 @@ def test_steps_of_random_walks(variant, attn, steps):
     for block in (block for stage in layers for block in stage):
         assert (type(block.attn).__name__, block.attn.steps) == (attn, steps)
         assert block.attn.decay == 0.1
-
-
-def test_upernet_rate_is_the_product_of_warm_up_and_curve():
-    cfg = load('upernet_ravlt-t_8xb2-160k_ade20k-512x512')
-    schedulers = [dict(s) for s in cfg.param_scheduler]
-    found = learning_rates(f'lr=6e-5\niterations=4000\nschedulers={schedulers}')
-    for i in (0, 1, 700, 1498, 1499, 3999):
-        warm_up = min(1, 1e-6 + (1 - 1e-6) * i / 1499)
-        assert found[i] == pytest.approx(6e-5 * warm_up * (1 - i / 160000), rel=1e-6)
-
-
-# What papers and released code state of how they train, in the words of `recipe`.
-DENSE = [n for n in CONFIGS if re.search('coco|ade20k', n) and 'ravlt-t-' not in n]
-
-
-@pytest.mark.parametrize('name', DENSE)
-def test_pretrained_weights_are_of_the_size_of_the_backbone(name):
-    backbone = load(name).model.backbone
-    pattern = r'(ravlt-|mavit-|mlla-|swin-|cvt-|deit-|dinov\d-|_r(?=\d))(\w+?)((?:-[a-z]+)?)_'
-    kind, size, attn = re.search(pattern, name).groups()
-    data = {'dinov2-': 'lvd142m', 'dinov3-': 'lvd1689m'}.get(kind, 'in1k')
-    own = f'checkpoints/{kind}{size}{attn}_{data}.pth'
-    assert backbone.init_cfg.checkpoint == (f'torchvision://resnet{size}' if kind == '_r' else own)
-    arch = str(backbone.get('arch', backbone.get('depth')))
-    assert re.sub(r'^(deit|dinov\d)-', '', arch).startswith(size)
-
-
-@pytest.mark.parametrize(
-    ('name', 'checkpoint'),
-    [
-        ('mask-rcnn_swin-t-rala_fpn_1x_coco', 'swin-t-rala'),
-        ('upernet_swin-t-rala_8xb2-160k_ade20k-512x512', 'swin-t-rala'),
-        ('mask-rcnn_swin-t-agent_fpn_ms-1x_coco', 'swin-t-agent'),
-        ('upernet_swin-s-agent_8xb2-160k_ade20k-512x512', 'swin-s-agent'),
-        ('semantic-fpn_cvt-13-rwgkp_8xb2-80k_ade20k-512x512', 'cvt-13-rwgkp'),
-        ('cvt-13_8xb128_in1k-384px', 'cvt-13'),
-        ('cvt-21_8xb128_in1k-384px', 'cvt-21'),
-    ],
-)
-def test_weights_to_start_from_fit(name, checkpoint):
-    """A config here trains the backbone that the config starts from, with the same attentions."""
-    cfg, first = load(name), built(f'{checkpoint}_8xb128_in1k')
-    init = cfg.model.backbone.get('init_cfg') or {}
-    assert (cfg.load_from or init.get('checkpoint')) == f'checkpoints/{checkpoint}_in1k.pth'
-    names = set(dict(built(name).backbone.named_parameters()))
-    fresh = names - set(dict(first.backbone.named_parameters()))
-    # Dense models have norms on all maps, the classifier on the last alone.
-    assert all(key.startswith('out_norms.') for key in fresh)
 
 
 @pytest.mark.parametrize(
@@ -888,158 +538,7 @@ def test_weights_of_the_softmax_encoder_fit_with_the_options_of_the_readme(
     assert all('in_proj.weight' not in key for key in report.missing)
 
 
-# Closed forms of the schedules in the releases: start, base and last rate, epochs of warm-up, and
-# whether the rate changes by iterations. The release of Swin is one iteration behind, CvT not.
-@pytest.mark.parametrize(
-    ('name', 'start', 'lr', 'floor', 'warm_up', 'by_iteration', 'lag'),
-    [
-        ('swin-t', 1e-6, 1e-3, 1e-5, 20, True, 1),
-        ('swin-t-focused', 1e-6, 1e-3, 1e-5, 20, True, 1),
-        ('cvt-13', 1e-6, 2e-3, 1e-5, 5, False, 0),
-        ('vil-tiny', 2e-6, 1e-3, 1e-6, 5, True, 0),
-    ],
-)
-def test_schedules_of_releases(name, start, lr, floor, warm_up, by_iteration, lag):
-    cfg = load(f'{name}_8xb128_in1k')
-    schedulers = [dict(s) for s in cfg.param_scheduler]
-    iterations = 300 * EPOCH_LENGTH
-    found = learning_rates(f'lr={lr}\niterations={iterations}\nschedulers={schedulers}')
-    assert cfg.optim_wrapper.optimizer.lr == lr
-    for i in range(0, iterations, 37):
-        epoch = max(i - lag, 0) / EPOCH_LENGTH if by_iteration else i // EPOCH_LENGTH
-        if epoch < warm_up:
-            # Under the warm-up the cosine lowers the rates by at most 1.1%, which timm's does not.
-            rate, tolerance = start + (lr - start) * epoch / warm_up, 0.012
-        else:
-            rate = floor + (lr - floor) * (1 + math.cos(math.pi * epoch / 300)) / 2
-            tolerance = 1e-3
-        assert found[i] == pytest.approx(rate, rel=tolerance, abs=1e-8), i
-
-
-@pytest.mark.parametrize(('variant', 'params'), [('t', 28.39), ('s', 49.71)])
-def test_rala_in_swin_has_the_size_of_the_paper(variant, params):
-    name = f'swin-{variant}-rala_8xb128_in1k'
-    printed(str(params), cost_of(name, CLS).params / 1e6)
-    assert all(block.attn.gate == 'proj' for s in built(name).backbone.stages[:2] for block in s)
-
-
-# Source pixels, after the transforms, of the corner and of the middle of an image of 300 x 500.
-@pytest.mark.parametrize(
-    ('name', 'scale', 'side', 'keep_ratio'),
-    [
-        ('swin-t_8xb128_in1k', 256 / 300, 224, True),
-        ('swin-t-focused_8xb128_in1k', (256 / 300, 256 / 500), 224, False),
-        ('cvt-13-rwgkp_8xb128_in1k-384px', 438 / 300, 384, True),
-        ('cvt-13_8xb128_in1k-384px', (384 / 300, 384 / 500), 384, False),
-    ],
-)
-def test_images_of_the_test(name, scale, side, keep_ratio):
-    cfg = load(name)
-    rows, columns = scale if isinstance(scale, tuple) else (scale, scale)
-    image = (
-        torch.stack(
-            torch.meshgrid(torch.arange(300.0), torch.arange(500.0), indexing='ij'), -1
-        ).numpy()
-        / 2
-    )
-    results = dict(img=np.pad(image, ((0, 0), (0, 0), (0, 1))).round().astype(np.uint8))
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        for transform in cfg.test_dataloader.dataset.pipeline[1:-1]:
-            results = TRANSFORMS.build(transform)(results)
-    assert results['img'].shape[:2] == (side, side)
-    step = (results['img'][-20, -20] - results['img'][20, 20].astype(float))[:2]
-    wanted = (side - 40) / 2 / np.array([rows, columns])
-    np.testing.assert_allclose(step, wanted, atol=1.5)
-
-
-# What the papers leave to others ("default settings in Swin", "same as SMCA", ...): our config,
-# that of an installed framework, and what they have in common.
-AS_IN_FRAMEWORKS = [
-    (
-        'upernet_ravlt-t_8xb2-160k_ade20k-512x512',
-        'mmseg/swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512',
-        ['optim_wrapper.optimizer', 'param_scheduler.0', 'train_dataloader.batch_size',
-         'model.auxiliary_head.in_index', 'model.auxiliary_head.loss_decode'],
-    ),
-    (
-        f'segformer_mit-b0_{CITYSCAPES}-1024x1024',
-        f'mmseg/segformer/segformer_mit-b0_{CITYSCAPES}-1024x1024',
-        ['optim_wrapper.optimizer', 'param_scheduler.0', 'train_cfg.max_iters',
-         'train_dataloader', 'model.test_cfg'],
-    ),
-    (
-        'mask-rcnn_ravlt-s_fpn_ms-3x_coco',
-        'mmdet/swin/mask-rcnn_swin-t-p4-w7_fpn_ms-crop-3x_coco',
-        ['optim_wrapper.optimizer', 'param_scheduler.1', 'train_dataloader.dataset'],
-    ),
-    (
-        'cascade-mask-rcnn_ravlt-s_fpn_ms-3x_coco',
-        'mmdet/convnext/cascade-mask-rcnn_convnext-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco',
-        ['model.roi_head', 'model.train_cfg', 'model.test_cfg', 'train_dataloader.dataset'],
-    ),
-    (
-        'smca_r50_8xb2-50e_coco',
-        'mmdet/conditional_detr/conditional-detr_r50_8xb2-50e_coco',
-        ['optim_wrapper.clip_grad', 'auto_scale_lr.base_batch_size', 'model.backbone',
-         'train_dataloader.dataset.pipeline.3.transforms.0',
-         'train_dataloader.dataset.pipeline.3.transforms.1.1'],
-    ),
-    (
-        'ravlt-t_8xb128_in1k',
-        'mmpretrain/swin_transformer/swin-tiny_16xb64_in1k',
-        ['optim_wrapper.optimizer', 'auto_scale_lr.base_batch_size', 'model.train_cfg',
-         'model.head.loss'],
-    ),
-]  # fmt: skip
-
-
-def part(cfg: Config, path: str):
-    """What a config has at a dotted path, without scopes and options that are None."""
-    for key in path.split('.'):
-        cfg = cfg[int(key)] if key.isdigit() else cfg[key]
-
-    def plain(node):
-        if isinstance(node, dict):
-            items = node.items()
-            return {k: plain(v) for k, v in items if k != '_scope_' and v is not None}
-        return [plain(x) for x in node] if isinstance(node, (list, tuple)) else node
-
-    return plain(cfg)
-
-
-@pytest.mark.parametrize(('name', 'other', 'parts'), AS_IN_FRAMEWORKS)
-def test_recipes_are_those_of_the_frameworks(name, other, parts):
-    package, _, file = other.partition('/')
-    framework = pytest.importorskip(package, reason=f'{package} brings the recipes to compare with')
-    root = Path(framework.__file__).parent / '.mim/configs'
-    theirs, ours = Config.fromfile(root / f'{file}.py'), load(name)
-    for path in parts:
-        assert part(ours, path) == part(theirs, path), path
-
-
-def test_readmes_name_configs_of_the_frameworks_that_are_there():
-    text = '\n'.join(path.read_text() for path in FOLDER.glob('*/README.md'))
-    names = re.findall(r'`(mm\w+)::([\w./-]+)`', text)
-    assert len(names) > 7
-    for package, file in names:
-        framework = pytest.importorskip(package, reason=f'{package} brings the configs')
-        assert (Path(framework.__file__).parent / '.mim/configs' / file).is_file(), file
-
-
 METHODS = [path.parent.name for path in FOLDER.glob('*/metafile.yml')]
-
-
-@pytest.mark.parametrize('method', METHODS)
-def test_metafiles_and_readmes_name_configs_that_are_there(root, method):
-    folder = FOLDER / method
-    entries = mmengine.load(folder / 'metafile.yml')['Models']
-    configs = {entry['Name']: root / entry['Config'] for entry in entries}
-    links = re.findall(r'\(([^()#\s]+\.(?:py|md))[)#]', (folder / 'README.md').read_text())
-    assert len(configs) == len(entries) and len(links) > 4
-    assert set(configs.values()) == set(folder.glob('*.py'))
-    for name, path in configs.items():
-        assert path == folder / f'{name}.py' and path.is_file()
-    assert [link for link in links if '//' not in link and not (folder / link).is_file()] == []
 
 
 def test_the_index_that_mim_reads(root):
@@ -1064,3 +563,61 @@ def test_shapes_configs_name_the_classes_that_the_generator_draws(root):
     assert classes('shapes_instance') == shapes.CLASSES
     # MMPretrain numbers the folders by name.
     assert classes('shapes_classification') == tuple(sorted(shapes.CLASSES))
+
+
+# Closed forms of the schedules in the releases: start, base and last rate, epochs of warm-up,
+# whether the rate changes by iterations, and the iterations that the release is behind. DeiT's
+# script steps with the index of the finished epoch.
+@pytest.mark.parametrize(
+    ('name', 'start', 'lr', 'floor', 'warm_up', 'by_iteration', 'lag'),
+    [
+        *(
+            (f'{name}_8xb128_in1k', 1e-6, 1e-3, 1e-5, 5, False, EPOCH_LENGTH)
+            for name in ('ravlt-t', 'deit-t', 'deit-t-rala', 'mit-b2-rwgka', 'convit-t')
+        ),
+        ('deit-t-ripple_8xb64_cifar100', 1e-6, 5e-4, 1e-5, 5, False, EPOCH_LENGTH),
+        ('swin-t_8xb128_in1k', 1e-6, 1e-3, 1e-5, 20, True, 1),
+        ('swin-t-focused_8xb128_in1k', 1e-6, 1e-3, 1e-5, 20, True, 1),
+        ('cvt-13_8xb128_in1k', 1e-6, 2e-3, 1e-5, 5, False, 0),
+        ('vil-tiny_8xb128_in1k', 2e-6, 1e-3, 1e-6, 5, True, 0),
+    ],
+)
+def test_schedules_of_releases(name, start, lr, floor, warm_up, by_iteration, lag):
+    cfg, iterations = load(name), 300 * EPOCH_LENGTH
+    schedulers = [dict(s) for s in cfg.param_scheduler]
+    found = learning_rates(f'lr={lr}\niterations={iterations}\nschedulers={schedulers}')
+    assert cfg.optim_wrapper.optimizer.lr == lr and cfg.train_cfg.max_epochs == 300
+    for i in range(0, iterations, 37):
+        step = i if by_iteration else i - i % EPOCH_LENGTH
+        epoch = max(step - lag, 0) / EPOCH_LENGTH
+        if epoch < warm_up:
+            # Under the warm-up the cosine lowers the rates a little, which timm's does not.
+            rate, tolerance = start + (lr - start) * epoch / warm_up, 0.012 if warm_up > 5 else 1e-3
+        else:
+            rate = floor + (lr - floor) * (1 + math.cos(math.pi * epoch / 300)) / 2
+            tolerance = 1e-5 if lag == EPOCH_LENGTH else 1e-3
+        assert found[i] == pytest.approx(rate, rel=tolerance, abs=1e-8), i
+
+
+def test_weights_to_start_from_are_those_of_a_config_and_fit(root, name, cfg, model):
+    """A config here trains the backbone that the config starts from, with the same attentions."""
+    init = (cfg.model.get('backbone') or {}).get('init_cfg') or {}
+    start = cfg.get('load_from') or init.get('checkpoint') or ''
+    if not start.endswith('_in1k.pth'):
+        return
+    path = pretraining_config(start)
+    assert path and (root / path).is_file(), start
+    ours, theirs = model.backbone, built(Path(path).stem).backbone
+    # Norms of maps and biases of windows are new, positions are resized, no head reads the token.
+    free = re.compile(r'norms\.|relative_bias|pos_embed|cls_token')
+    shapes = [
+        {k: v.shape for k, v in backbone.named_parameters() if not free.search(k)}
+        for backbone in (ours, theirs)
+    ]
+    assert {key: shapes[0].get(key) for key in shapes[1]} == shapes[1]
+    assert name.startswith('vitdet') or shapes[0].keys() == shapes[1].keys()
+    attns = [[m for m in x.modules() if hasattr(m, 'in_proj')] for x in (ours, theirs)]
+    for ours, theirs in zip(*attns):
+        assert type(ours) is type(theirs) or name.startswith('vitdet')
+        for option in ('decay', 'num_anchors', 'num_heads', 'steps'):
+            assert getattr(ours, option, None) == getattr(theirs, option, None)

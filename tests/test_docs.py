@@ -2,16 +2,13 @@
 
 import importlib
 import inspect
-import json
 import re
-import statistics
 import textwrap
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import (
     HOOKS,
@@ -22,7 +19,6 @@ from mmengine.registry import (
 )
 from torch import nn
 
-from benchmarks import report
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
@@ -139,31 +135,6 @@ def test_the_config_of_the_page_of_segformer(root, tmp_path):
     assert load_config(str(tmp_path / 'page.py')).model.test_cfg.mode == 'slide'
 
 
-def shapes_of_mit(attn_cfg) -> dict:
-    model = build_model(
-        Config(dict(model=dict(type='MixTransformer', arch='b0', attn_cfg=attn_cfg)))
-    )
-    return {name: value.shape for name, value in model.state_dict().items()}
-
-
-def test_what_the_page_says_loads_into_other_attentions(root):
-    page = (root / 'docs' / 'own_backbone.md').read_text()
-    softmax = shapes_of_mit('SpatialReductionAttention')
-    rows = re.findall(r'^\| (load|error: .+?) \| (`[^|]+`) \| (.*?)\|$', page, re.M)
-    assert len(rows) == 8
-    for loads, names, fresh in rows:
-        for attn_cfg in map(eval, re.findall('`(.+?)`', names)):
-            shapes = shapes_of_mit(attn_cfg)
-            other = {name for name in shapes if shapes[name] != softmax.get(name)}
-            parts = {name.split('.attn.')[1].split('.')[0] for name in other}
-            if loads == 'load':
-                assert parts == {*re.findall(r'`attn\.(\w+)`', fresh)}, attn_cfg
-            else:
-                name = 'stages.0.0.attn.in_proj.weight'
-                assert f'{tuple(shapes[name])} in the model' in loads
-                assert f'{tuple(softmax[name])} in the file' in loads
-
-
 def lines_of_training():
     page = (Path(__file__).parents[1] / 'docs' / 'training.md').read_text()
     loggers = re.findall(r'`(visualizer = .*)` \|', page)
@@ -267,161 +238,3 @@ def test_links_between_pages_reach_a_file_and_a_heading(root):
                 broken.append(f'{page.relative_to(root)}: {target}#{anchor}')
     assert not broken
     assert seen > 300
-
-
-def test_the_closed_gaps_of_the_page_are_those_of_the_records(root):
-    records = json.loads((root / 'docs/studies/linearize_camvid.json').read_text())['records']
-
-    def mean(model, split):
-        return statistics.mean(
-            record['metrics'][split]['mIoU']
-            for record in records
-            if record['values']['model'] == model
-        )
-
-    page = (root / 'docs/linearize.md').read_text()
-    cells = re.findall(r'^\| .+ \| (\d+)% \| (\d+)% \|$', page, re.M)
-    assert len(cells) == 4
-    for model, row in zip(('A', 'B', 'AB', 'AB-keep'), cells):
-        for split, cell in zip(('test', 'val'), row):
-            swap = mean('swap', split)
-            closed = (mean(model, split) - swap) / (mean('softmax', split) - swap)
-            assert round(100 * closed) == int(cell), (model, split)
-
-
-SEGFORMERS = {
-    'RWGKA': 'RWGKA', 'RALA': 'RALA', "SegFormer's own": 'mmlinattn',
-    'SegFormer in MMSegmentation': 'MMSegmentation',
-}  # fmt: skip
-DETECTORS = {
-    'RAVLT-T, RALA': 'RALA', 'MLLA-T': 'MLLA-T', 'RAVLT-T as': 'mmlinattn', 'Swin-T': 'Swin-T',
-    'ResNet-50': 'ResNet-50',
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    'head, columns, rows',
-    [
-        (
-            '| SegFormer |',
-            [('segformer-b0', '1024x2048'), ('segformer-b0-training', '1024x1024'),
-             ('segformer-b2', '1024x2048')],
-            SEGFORMERS,
-        ),
-        (
-            '| RetinaNet, ',
-            [('retinanet', size) for size in ('512x512', '800x1344', '1024x2048')],
-            DETECTORS,
-        ),
-    ],
-)  # fmt: skip
-def test_times_and_memory_of_the_choice_are_those_of_the_benchmarks(root, head, columns, rows):
-    text = (root / 'docs/choose.md').read_text()
-    (table,) = re.findall(rf'^{re.escape(head)}.*\n\|[- :|]*\n((?:\|.*\n)+)', text, re.M)
-    lines = [[cell.strip() for cell in line.split('|')[1:-1]] for line in table.splitlines()]
-    assert len(lines) == len(rows)
-    for label, *cells in lines:
-        (baseline,) = (name for start, name in rows.items() if label.startswith(start))
-        for shown, (name, size) in zip(cells, columns):
-            time, *memory = shown.split('; ')
-            found = measured(root, name, baseline, size)
-            assert time == found[0] and memory in ([], [found[1]]), (label, name, size)
-
-
-def measured(root: Path, name: str, baseline: str, size: str) -> Tuple[str, str]:
-    """Return time and memory of a result of docs/benchmarks/NAME.json, as pages show them."""
-    results = json.loads((root / f'docs/benchmarks/{name}.json').read_text())['results']
-    (found,) = (of for of in results if (of['baseline'], of['size']) == (baseline, size))
-    seconds = statistics.median(found['seconds'])
-    factor, unit = (1, 's') if seconds >= 1 else (1e3, 'ms')
-    mebibytes = report.digits(found['peak_bytes'] / 2**20)
-    return f'{report.digits(factor * seconds)} {unit}', f'{mebibytes} MiB'
-
-
-def test_times_of_the_readme_are_those_of_the_benchmarks(root):
-    text = (root / 'README.md').read_text()
-    for name, size, words in (
-        ('segformer-b0', '1024x2048', {
-            'RWGKA': '{} with RWGKA', 'mmlinattn': '{} with its own', 'MMSegmentation': 'on: {} |',
-        }),
-        ('ravlt-s', '800x1280', {
-            'mmlinattn': '1280x800 | {} |', 'channels first': "authors' code: {}",
-            'channels first, SDPA': 'fused softmax attention {} |',
-        }),
-        ('ravlt-s', '224x224', {
-            'mmlinattn': '224x224 | {} |', 'channels first': '| {}; fused',
-            'channels first, SDPA': 'fused {}: no measurable',
-        }),
-        ('ravlt-s-training', '512x512', {
-            'mmlinattn': 'training step | {} |', 'channels first': '| {}; fused',
-            'channels first, SDPA': 'fused {} |',
-        }),
-    ):  # fmt: skip
-        for baseline, sentence in words.items():
-            assert sentence.format(measured(root, name, baseline, size)[0]) in text, baseline
-
-
-def test_results_on_the_h100_are_those_of_the_record(root):
-    """Numbers in sentences; test_suite.py compares the tables of the page with the record."""
-    found = json.loads((root / 'docs/benchmarks/h100.json').read_text())['tables']
-    models, times, calls, *_, comparisons = (table['lines'] for table in found.values())
-    models = {line[0]: line for line in models}
-    ours, authors, swin = (
-        models[f'Mask R-CNN: {name}']
-        for name in ('RAVLT-S', "RAVLT-S, authors' code", 'Swin-T, MMDetection')
-    )
-    times = {(line[0], line[1], line[2]): line for line in times}
-    rivals, many = [line for line in times.values() if line[9]], '8 x 16'
-
-    def ratios(name, index, rival, heads=''):
-        lines = [x for x in rivals if x[0] == name and (not heads or x[2] == heads)]
-        return min(x[rival] / x[index] for x in lines), max(x[rival] / x[index] for x in lines)
-
-    softmax = [
-        times['softmax (SDPA)', n, many][3] / times['RALA', n, many][3] for n in (4096, 16384)
-    ]
-    few = {line[0]: line for line in calls if line[1] == 1024}
-    sdpa = few.pop('softmax (SDPA)')
-    eager = [line[2] / sdpa[2] for line in few.values()]
-    steps = [line[4] / sdpa[4] for line in few.values()]
-    before = [line[6] / sdpa[6] for line in few.values() if line[6]]
-    triton, torch_form = (
-        [sum(line[i] or 0 for line in comparisons) for i in part] for part in ((1, 2), (3, 4))
-    )
-    assert triton[0] == triton[1]
-    page = ' '.join((root / 'docs/benchmarks.md').read_text().split())
-    gib = ', '.join(f'{x[2] / 1024:.1f}' for x in (ours, authors))
-    for sentence in (
-        f"takes {ours[1]:.0f} ms with RAVLT-S, {authors[1]:.0f} ms with the authors' backbone and "
-        f'{swin[1]:.0f} ms with Swin-T, in {gib} and {swin[2] / 1024:.1f} GiB',
-        f'An image takes {ours[3]:.0f} ms, with Swin-T {swin[3]:.0f} ms',
-        '**RALA** is {:.1f} to {:.1f} times as fast as'.format(*ratios('RALA', 3, 9, many)),
-        'its gradients {:.1f} to {:.1f} times'.format(*ratios('RALA', 5, 10)),
-        f'It is {softmax[0]:.1f} to {softmax[1]:.0f} times as fast as softmax',
-        'is {:.0f} to {:.0f}% slower'.format(
-            *sorted(100 / x - 100 for x in ratios('linear', 3, 9, many))
-        ),
-        f'and {ratios("linear", 3, 9, "1 x 8")[0]:.1f} times as fast with 8',
-        'Its gradients are {:.1f} to {:.1f} times'.format(*ratios('linear', 5, 10)),
-        f'takes {min(eager):.1f} to {max(eager):.1f} times as long as one of softmax attention, '
-        f'{min(before):.0f} to {max(before):.0f} times in the first session',
-        f'it takes {min(steps):.1f} to {max(steps):.1f} times as long',
-        f'all {triton[0]} comparisons of kernels',
-        f'{torch_form[1]} of {torch_form[0]} of the torch form',
-    ):
-        assert sentence in page, sentence
-
-
-def test_scores_in_sentences_are_those_of_a_table(root):
-    """Means and deviations that a page repeats are in the block of a study."""
-    study = re.compile(r'<!-- study: .*?<!-- end of study -->', re.S)
-    block = re.compile(r'<!-- (?:study|benchmark): .*?<!-- end of (?:study|benchmark) -->', re.S)
-    number = re.compile(r'\d+\.\d+ ± \d+\.\d+')
-    pages = [root / 'README.md', *(root / 'docs').glob('*.md'), *root.glob('configs/*/README.md')]
-    texts = {page: page.read_text() for page in pages}
-    measured = {
-        of for text in texts.values() for part in study.findall(text) for of in number.findall(part)
-    }
-    assert len(measured) > 300
-    for page, text in texts.items():
-        assert {*number.findall(block.sub('', text))} <= measured, page

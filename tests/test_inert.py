@@ -74,7 +74,6 @@ def same(a, b):
 
 
 before = state()
-CHANGE
 import mmlinattn
 after = state()
 MISSING = object()
@@ -94,8 +93,8 @@ FRAMEWORKS = {
 }
 
 
-def look(root, tmp_path, frameworks, change=''):
-    code = CODE.replace('FRAMEWORKS', repr(frameworks)).replace('CHANGE', change)
+def look(root, tmp_path, frameworks):
+    code = CODE.replace('FRAMEWORKS', repr(frameworks))
     env = {name: value for name, value in os.environ.items() if name != 'ORT_DISABLE_TELEMETRY'}
     env.update(PYTHONPATH=str(root), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     done = subprocess.run(
@@ -118,28 +117,6 @@ def test_importing_registers_names_and_changes_nothing_else(root, tmp_path, fram
         else:  # packages that are imported now may bring a finder
             assert table == 'finder' and owner != 'mmlinattn', (table, name)
     assert {'RAVLT', 'RALA', 'LinearCrossAttention', 'DINOWithAttention'} <= {*names}
-
-
-CHANGES = {
-    'registry_utils.backends["local"] = dict': ['backends', 'local'],
-    'os.environ["USER"] = "somebody"': ['environment', 'USER'],
-    'CheckpointLoader._schemes[""] = print': ['loaders', ''],
-    'MODULE2PACKAGE["mmseg"] = "mmseg"': ['packages', 'mmseg'],
-    'mmengine.runner.checkpoint.load_from_local = print': [
-        'mmengine.runner.checkpoint', 'load_from_local',
-    ],
-    'mmcv.transforms.LoadImageFromFile.transform = print': [
-        'mmcv.transforms.loading.LoadImageFromFile', 'transform',
-    ],
-    'sys.modules["nothing"] = None': ['hidden', ''],
-    'warnings.simplefilter("ignore")': ['warning filter', '0'],
-}  # fmt: skip
-
-
-def test_changes_are_seen(root, tmp_path):
-    found = look(root, tmp_path, (), '\n'.join(CHANGES))
-    places = [*found['changed'], *(place[:2] for place in found['added'])]
-    assert [place for place in CHANGES.values() if place not in places] == []
 
 
 def test_bases_of_mmseg_are_found_while_a_config_is_read(tmp_path):

@@ -4,8 +4,6 @@ import ast
 import subprocess
 import sys
 
-import pytest
-
 # Part: what it may import, besides what those may and OPEN. A part without a row is an error.
 MAY_IMPORT = {
     'ops.common': [],
@@ -95,32 +93,6 @@ def test_no_arrow_climbs(root):
     assert not [*climbing(root)]
 
 
-@pytest.mark.parametrize(
-    'file, statement',
-    [
-        ('models/layers/rala.py', 'from ..backbones import RAVLT'),
-        ('models/layers/rala.py', 'from ... import engine'),
-        ('models/layers/rala.py', 'import mmlinattn'),
-        (
-            'checkpoints/converters/rala.py',
-            'def later():\n    import mmlinattn.models.backbones.ravlt',
-        ),
-        ('utils/versions.py', 'from .. import ops'),
-        ('ops/common/checks.py', 'from ..linear import options'),
-        ('ops/linear/triton_kernels.py', 'from mmlinattn.ops.random_walk import triton_kernels'),
-        ('ops/linear/__init__.py', 'from .. import ripple_attention'),
-        ('engine/config.py', 'from mmlinattn.analysis import analyse'),
-        ('analysis/complexity.py', 'from ..visualization import pictures'),
-        ('apis/predictor.py', 'from ..projects.vqgan import ViTVQGAN'),
-    ],
-)
-def test_an_arrow_that_climbs_is_seen(tmp_path, file, statement):
-    path = tmp_path / 'mmlinattn' / file
-    path.parent.mkdir(parents=True)
-    path.write_text(statement)
-    assert len([*climbing(tmp_path)]) == 1
-
-
 def test_operators_import_only_torch_and_kernels_no_torch_impl(root):
     for path in sorted((root / 'mmlinattn' / 'ops').rglob('*.py')):
         kernels = path.stem in (
@@ -172,23 +144,3 @@ def test_operators_run_with_torch_alone(root):
     layers, nothing = done.stdout.splitlines()
     assert layers.startswith('ImportError mmlinattn.models needs MMEngine and mmcv')
     assert nothing.startswith('AttributeError')
-
-
-def test_cases_of_the_long_version_are_run_by_it(root):
-    """``make test-long`` runs the tests with the mark ``long``, also of those that it extends."""
-    missing = []
-    for path in sorted((root / 'tests').rglob('test_*.py')):
-        tree = ast.parse(path.read_text())
-        marks = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
-        if any(mark.startswith('pytestmark') and 'mark.long' in mark for mark in marks):
-            continue
-        imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        known = {a.name for node in imported for a in node.names if 'sizes' in str(node.module)}
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith('test_'):
-                names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-                if names & known and not any(
-                    'mark.long' in ast.unparse(d) for d in node.decorator_list
-                ):
-                    missing.append(f'{path.name}: {node.name}')
-    assert not missing

@@ -69,19 +69,6 @@ def test_encoder_of_smca(attention):
     check_backbone(Encoder, [attention])
 
 
-@pytest.mark.parametrize('attention', ATTENTIONS)
-def test_padding_in_the_encoder_of_smca(attention):
-    pytest.importorskip('mmdet', reason='SMCA needs MMDetection, the extra "det"')
-    image = torch.randn(2, 3, 64, 80)
-    model, other = Encoder(attn_cfg=attention).eval(), image.clone()
-    other[0, :, 56:] = 100 * torch.randn_like(other[0, :, 56:])
-    with torch.no_grad():
-        (out,), (expected,) = model(other), model(image)
-    assert not torch.equal(out[0, -10:], expected[0, -10:])
-    torch.testing.assert_close(out[0, :-10], expected[0, :-10])
-    torch.testing.assert_close(out[1], expected[1])
-
-
 CLS_TOKEN = dict(with_cls_token=True, out_type='cls_token')
 EXTRA_TOKENS = {
     ViT: dict(CLS_TOKEN, out_indices=(3,)),

@@ -1,30 +1,67 @@
-"""Names of architectures, which every backbone spells alike."""
+"""Architectures of all backbones: names, parameters, frozen stages."""
 
 import pytest
 import torch
+from torch import nn
 
 from mmlinattn.models import backbones
 from mmlinattn.models.backbones import TransformerBlock
+from tests.more_rules import small_options
 
+# Options, tolerance, width of a classifier's head of 1,000 classes or 0, and millions of parameters
+# by architecture, of papers and released code. A projected gate gives Swin-S with RALA 53.7 M.
+RALA = dict(attn_cfg=dict(type='RALA', gate='identity'))
+LAST = dict(out_indices=(3,))
+PARAMETERS = [
+    ('ViT', {}, 0.01, True, dict(b16=86.57, b32=88.22, l16=304.33, h14=632.05)),
+    ('ViT', {}, 0.01, True, {'deit-t': 5.72, 'deit-s': 22.05, 'deit-b': 86.57}),
+    ('ViT', {}, 0.06, False, {
+        'dinov2-s': 22.06, 'dinov2-b-reg': 86.58, 'dinov2-l': 304.37, 'dinov2-g': 1136.48,
+        'dinov3-s': 21.6, 'dinov3-s-plus': 28.7, 'dinov3-b': 85.7, 'dinov3-l': 303.1,
+        'dinov3-h-plus': 840.6, 'deit3-s': 21.67, 'clip-b16': 85.8, 'clip-l14': 303.2,
+        'siglip-b16': 85.8,
+    }),
+    ('CvT', dict(out_indices=(2,)), 0.3, True, {'13': 20.0, '21': 31.6, 'w24': 277}),
+    ('ViL', LAST, 0.06, True, {
+        'tiny': 6.7, 'small': 24.6, 'medium': 39.7, 'medium-wide': 39.8, 'base': 55.7,
+        'base-wide': 79.0,
+    }),
+    ('Swin', LAST, 0.01, True, dict(t=28.29, s=49.61, b=87.77)),
+    ('Swin', dict(LAST, **RALA), 0.01, True, dict(t=28.38, s=49.79)),
+    ('MLLA', {}, 5e-7, False, dict(tiny=23.880096, small=42.502944, base=95.216304)),
+    ('MLLA', LAST, 5e-7, True, dict(tiny=24.392200, small=43.015048, base=95.983960)),
+    ('MixTransformer', {}, 0.05, False, dict(b0=3.3, b1=13.2, b2=24.2, b3=44.1, b4=60.8, b5=81.4)),
+]  # fmt: skip
 KINDS = [backbones.RAVLT, backbones.Swin, backbones.MixTransformer, backbones.CvT,
          backbones.ViL, backbones.ViT]  # fmt: skip
-# Widths of the last stage, of the papers' tables.
-WIDTHS = {
-    'RAVLT': dict(tiny=512, small=512, base=512, large=640),
-    'Swin': dict(tiny=768, small=768, base=1024, t=768, s=768, b=1024),
-    'MixTransformer': dict(nano=256, tiny=512, small=512, b0=256, b2=512),
-    'CvT': {'small': 384, 'base': 384, 'large': 1024, '13': 384, 'w24': 1024},
-    'ViL': {'tiny': 384, 'small': 768, 'medium': 768, 'base': 768, 'base-wide': 1024},
-    'ViT': {'tiny': 192, 'small': 384, 'base': 768, 'large': 1024, 'huge': 1280, 'deit-t': 192},
-}
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_sizes_and_names_of_the_paper(kind):
-    for name, width in WIDTHS[kind.__name__].items():
+@pytest.mark.parametrize(('kind', 'options', 'tolerance', 'head', 'millions'), PARAMETERS)
+def test_parameters(kind, options, tolerance, head, millions):
+    for arch, expected in millions.items():
         with torch.device('meta'):
-            dims = kind(arch=name).arch['embed_dims']
-        assert (dims if isinstance(dims, int) else dims[-1]) == width, name
+            model = getattr(backbones, kind)(arch=arch, **options)
+        dims = model.arch['embed_dims']
+        count = sum(value.numel() for value in model.parameters())
+        if head:
+            count += 1000 * ((dims if isinstance(dims, int) else dims[-1]) + 1)
+        assert abs(count / 1e6 - expected) <= tolerance * (4 if arch == 'w24' else 1), arch
+
+
+@pytest.mark.parametrize('stages', [1, 2])
+@pytest.mark.parametrize(
+    'kind', [cls for cls in KINDS if issubclass(cls, backbones.HierarchicalBackbone)]
+)
+def test_frozen_stages(kind, stages):
+    """The first layers, stages and norms of their outputs are frozen and stay in evaluation."""
+    model = kind(frozen_stages=stages, **small_options(kind)).train()
+    for i in range(model.num_built):
+        modules = [part for part in model.stage_parts(i) if isinstance(part, nn.Module)]
+        assert modules
+        for module in modules:
+            learns = {parameter.requires_grad for parameter in module.parameters()}
+            assert learns <= {i >= stages} and module.training == (i >= stages)
+        assert all(p.requires_grad == (i >= stages) for p in model.stages[i].parameters())
 
 
 @pytest.mark.parametrize('kind', KINDS)

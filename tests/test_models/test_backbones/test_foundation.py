@@ -1,7 +1,5 @@
 """DINOv2, DINOv3, DeiT III, CLIP and SigLIP compared with timm and transformers."""
 
-import contextlib
-import io
 import json
 import math
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmlinattn.checkpoints import CheckpointError, convert, load_state_dict
+from mmlinattn.checkpoints import CheckpointError, convert
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.backbones.vit_patch_embed import resize_positions
 from mmlinattn.models.layers import SwiGLU, build_attention, registered_subclasses
@@ -19,7 +17,6 @@ from mmlinattn.ops import PackedShapes, Rotary, apply_rotary
 from tests.foundation_models import (
     CASES,
     SIZES,
-    library_model,
     our_model,
     outputs,
     renamed,
@@ -57,22 +54,6 @@ def test_equals_recorded_outputs_and_gradients(golden, case):
         out, grad = outputs(patches(model), (height, width))
         assert_equal(out, recorded[f'{case}.{height}x{width}.out'])
         assert_equal(grad, recorded[f'{case}.{height}x{width}.grad'])
-
-
-@pytest.mark.parametrize('case', CASES)
-def test_equals_the_library(case, tmp_path):
-    library = case.partition('.')[0]
-    pytest.importorskip(library, reason=f'compares with {library}')
-    theirs, features = library_model(case)
-    state_dict = theirs.state_dict()
-    if library == 'transformers':  # whose files have other names than its models since version 5
-        with contextlib.redirect_stderr(io.StringIO()):
-            theirs.save_pretrained(tmp_path)
-        state_dict = load_state_dict(tmp_path / 'model.safetensors')[0]
-    model = our_model(case, state_dict)
-    for size in SIZES:
-        for out, expected in zip(outputs(patches(model), size), outputs(features, size)):
-            assert_equal(out, expected)
 
 
 def test_class_token_is_that_of_the_library(golden):
@@ -415,23 +396,6 @@ def test_every_attention_serves_or_says_why():
     ViT(TINY, dict(type='VSSDAttention', rotary=False), rotary=True, with_cls_token=False)
 
 
-# Millions of parameters that DINOv2 and DINOv3 state, and those of timm's models without heads.
-@pytest.mark.parametrize(
-    'arch, expected',
-    [
-        ('dinov2-s', 22.06), ('dinov2-b-reg', 86.58), ('dinov2-l', 304.37), ('dinov2-g', 1136.48),
-        ('dinov3-s', 21.6), ('dinov3-s-plus', 28.7), ('dinov3-b', 85.7), ('dinov3-l', 303.1),
-        ('dinov3-h-plus', 840.6), ('deit3-s', 21.67), ('clip-b16', 85.8), ('clip-l14', 303.2),
-        ('siglip-b16', 85.8),
-    ],
-)  # fmt: skip
-def test_parameters_of_architectures(arch, expected):
-    with torch.device('meta'):
-        model = ViT(arch)
-    count = sum(value.numel() for value in model.parameters()) / 1e6
-    assert abs(count - expected) < 0.06
-
-
 def test_arguments_override_the_architecture():
     with torch.device('meta'):
         model = ViT('dinov2-s-reg', img_size=224, num_registers=0, act='gelu_tanh')
@@ -496,14 +460,3 @@ def test_traces_at_other_sizes(method):
     with torch.no_grad():
         traced = torch.jit.trace(model, image)
         torch.testing.assert_close(traced(other), model(other))
-
-
-def test_compiles_without_graph_breaks():
-    torch.compiler.reset()
-    arch = dict(TINY, depth=1, rotary=dict(rescale=2.0), num_registers=2, key_bias=False)
-    model = ViT(arch, ffn='swiglu', pos_resize='antialias')
-    image = torch.randn(1, 3, 40, 56)
-    compiled = torch.compile(model, fullgraph=True, backend='eager')
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(image), model(image), rtol=1, atol=10)  # random places
-        torch.testing.assert_close(compiled.eval()(image), model.eval()(image))

@@ -11,7 +11,6 @@ from tests.more_rules import small_options
 
 FOUND = registered_subclasses(Backbone).values()
 BACKBONES = [cls for cls in FOUND if cls.__module__.startswith('mmlinattn.models.')]
-NO_LISTS = [cls for cls in BACKBONES if cls is not ViT]
 SIZE = (64, 96)
 HYBRID = dict(default='LinearAttention', softmax=[0, 'last1'], RWGKA=dict(layers=2, num_anchors=4))
 
@@ -99,14 +98,6 @@ def test_names_are_checked_also_of_layers_that_are_not_built(attn_cfg, error, me
 def test_range_of_layers():
     cfgs = expand_attn_cfg(dict(default='MALA', softmax=range(1, 3)), 4)
     assert cfgs == ['MALA', 'SoftmaxAttention', 'SoftmaxAttention', 'MALA']
-
-
-@pytest.mark.parametrize('cls', NO_LISTS, ids=lambda cls: cls.__name__)
-def test_only_vit_takes_lists_of_images(cls):
-    model = build(cls, 'LinearAttention')
-    shape, cure = r'\(B, C, H, W\), got a list of 2 images', 'for each image, or use ViT$'
-    with pytest.raises(TypeError, match=f'{cls.__name__} takes one tensor {shape}: .*{cure}'):
-        model([torch.zeros(3, *SIZE), torch.zeros(3, 64, 64)])
 
 
 def test_released_weights_need_their_attention_in_every_layer():

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip('mmseg', reason='MMSegmentation comes with the extra "seg"')
 from mmengine.registry import MODELS, DefaultScope
@@ -48,13 +47,6 @@ def test_starts_as_torch_does(head):
     # The fusion starts by the normal distribution of Kaiming over the fan-out, for ReLU.
     std = head.fusion_conv.conv.weight.std().item()
     assert std == pytest.approx(math.sqrt(2 / 256), rel=0.02)
-
-
-def test_the_levels_are_linear_in_the_input(head):
-    x = torch.randn(1, 32, 4, 4)
-    conv = head.convs[0]
-    linear = nn.functional.linear(x.movedim(1, -1), conv.weight.flatten(1), conv.bias)
-    torch.testing.assert_close(conv(x), linear.movedim(-1, 1))
 
 
 def test_a_given_start_is_that_of_every_convolution():

@@ -9,7 +9,6 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
 from torch import nn
 
-from mmlinattn.models.detectors.smca_decoder import Memory
 from mmlinattn.models.layers import BaseAttention
 
 from .conftest import build, small_cfg
@@ -92,18 +91,6 @@ def test_pretrained_init_cfg_of_a_part_loads_this_part_only(make, tmp_path, part
             assert bool((value == 7).all()) == name.startswith(part), name
 
 
-def test_all_parameters_learn(model):
-    batch = torch.randn(2, 3, 96, 130)
-    boxes = [[10, 10, 60, 50], [30, 20, 120, 90]]
-    samples = [sample(96, 130, boxes=boxes), sample(64, 100, (96, 130), boxes[:1])]
-    model.train()
-    losses = model.loss(batch, samples)
-    assert len(losses) == 9
-    sum(loss.sum() for loss in losses.values()).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
-
-
 @pytest.mark.parametrize('boxes', [[], [[10, 10, 60, 50]]])
 def test_images_without_boxes(model, boxes):
     batch = torch.randn(2, 3, 64, 96)
@@ -114,13 +101,6 @@ def test_images_without_boxes(model, boxes):
     assert torch.isfinite(total) and float(losses['loss_cls']) > 0
     assert bool(float(losses['loss_bbox'])) == bool(boxes)
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-def test_losses_of_an_image_without_pixels_are_finite(model):
-    batch = torch.randn(2, 3, 64, 96)
-    samples = [sample(0, 0, (64, 96)), sample(64, 96, boxes=[[10, 10, 60, 50]])]
-    inputs = model.forward_transformer(model.extract_feat(batch), samples)
-    assert all(torch.isfinite(value).all() for value in inputs.values())
 
 
 @torch.no_grad()
@@ -165,33 +145,6 @@ def test_boxes_do_not_depend_on_the_rest_of_the_batch(model, sizes):
 
 
 @torch.no_grad()
-def test_transformer_masks_padding(model):
-    """Test that outputs for given features do not depend on features in the padding."""
-    image = torch.randn(1, 3, 75, 130)
-    feat = model.extract_feat(image)[0]
-    assert feat.shape[-2:] == (3, 5)
-    wide = 9 * torch.randn(2, 32, 6, 7)
-    wide[:1, :, :3, :5] = feat
-    samples = [sample(75, 130, (192, 224)), sample(192, 224)]
-    beside = model.bbox_head(**model.forward_transformer((wide,), samples))
-    alone = model.bbox_head(**model.forward_transformer((feat,), [sample(75, 130)]))
-    for a, b in zip(beside, alone):
-        torch.testing.assert_close(a[:, :1], b, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_backbone_features_depend_on_padding(make):
-    """Test the reason why images of different sizes are predicted one by one."""
-    model = make()
-    for module in model.backbone.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.bias)
-    batch, _ = padded([torch.randn(3, 64, 96), torch.randn(3, 128, 160)])
-    inside = model.extract_feat(batch)[0][:1, :, :2, :3]
-    assert (inside - model.extract_feat(batch[:1, :, :64, :96])[0]).abs().max() > 1e-3
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(
     'classes, wanted, count', [(1, 100, 12), (2, 20, 20), (2, 100, 24), (1, None, 12)]
 )
@@ -216,37 +169,6 @@ def test_boxes_are_relative_to_the_points(make):
     assert (boxes[..., 2:] == 0.5).all()
     scores, boxes = model.bfloat16().bbox_head(states.bfloat16(), points.bfloat16())
     assert scores.dtype == boxes.dtype == torch.float32
-
-
-@torch.no_grad()
-def test_transformer_passes_sizes_positions_and_masks(make):
-    """Compare with separate calls of all parts; widths come before heights."""
-    model = make()
-    feat, samples = torch.randn(2, 32, 3, 4), [sample(96, 128), sample(64, 120, (96, 128))]
-    mask = torch.zeros(2, 3, 4, dtype=torch.bool)
-    mask[1, 2:] = True
-    pos = model.positional_encoding(mask).flatten(2).mT
-    memory = model.encoder(feat.flatten(2).mT, (3, 4), pos, mask.flatten(1))
-    query_pos = model.query_embedding.weight.expand(2, -1, -1)
-    states, points = model.decoder(
-        torch.zeros_like(query_pos),
-        query_pos,
-        Memory(memory, (3, 4), pos, mask.flatten(1)),
-        torch.tensor([[128.0, 96.0], [120.0, 64.0]]),
-    )
-    found = model.forward_transformer((feat,), samples)
-    torch.testing.assert_close(found, dict(hidden_states=states, references=points))
-
-
-def test_channels_last_features(make):
-    model = make()
-    feat = torch.randn(2, 32, 3, 4)
-    samples = [sample(96, 128), sample(96, 128)]
-    outs = [
-        model.forward_transformer((x,), samples)['hidden_states']
-        for x in (feat, feat.to(memory_format=torch.channels_last))
-    ]
-    torch.testing.assert_close(*outs)
 
 
 def test_stride_of_another_backbone_raises(make):

@@ -15,7 +15,6 @@ from mmlinattn.models.layers.pooling import (
     pooling_grid,
 )
 from mmlinattn.ops import BackendError
-from mmlinattn.ops.common import numerics
 from mmlinattn.testing import check_attention
 from tests.sizes import some
 
@@ -199,15 +198,6 @@ def test_dynamic_pooling_equals_static_pooling(cells):
         torch.testing.assert_close(pooled[:, :, exists], pool_tokens(x, tokens, *places))
 
 
-def test_dynamic_pooling_grids():
-    for height in range(1, 50):
-        for width in range(1, 50):
-            tokens = TokenLayout((height, width))
-            exists = pool_tokens_dynamic(16, torch.empty(1, 1, height * width, 1), tokens)[1]
-            rows, columns = pooling_grid(16, tokens.hw_shape)
-            assert int(exists.sum()) == rows * columns, (height, width)
-
-
 @pytest.mark.slow
 @dynamic
 @pytest.mark.long
@@ -243,13 +233,3 @@ def check_backbone(model):
         images = torch.randn(size, dtype=torch.float64)
         for out, expected in zip(program(images), model(images)):
             torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
-
-
-def test_all_attentions_are_tested():
-    kinds = {ATTENTIONS[name]['type'] for name in (*DYNAMIC, *FIXED)}
-    assert kinds == {cfg['type'] for cfg in ATTENTIONS.values()}
-
-
-def test_is_not_exporting_by_default():
-    assert not numerics.is_exporting() and numerics.is_static(torch.tensor(3))
-    assert not numerics.may_be_symbolic(3)

@@ -174,52 +174,6 @@ def test_spatial_reduction_of_map_tokens_only():
     assert_same(attn, expected, tokens(), mask)
 
 
-def test_windows_attend_to_extra_tokens():
-    attn = build_attention(
-        dict(type='VisionLongformerAttention', window_size=2), CHANNELS, HEADS
-    ).double()
-    mask, hw = padding(), (2, 10)
-    near = (torch.arange(10) // 2)[:, None] - torch.arange(10) // 2
-    near = (near.abs() <= 1).repeat(2, 2)  # one row of five windows
-    seen = torch.nn.functional.pad(near, (EXTRA, 0, EXTRA, 0), value=True)
-
-    def expected(x):
-        q, k = (attn.split_heads(t) for t in attn.in_proj(x).chunk(3, -1)[:2])
-        hidden = ~seen | mask[:, None, None]
-        return by_definition(attn, (q @ k.mT / 8**0.5).exp().masked_fill(hidden, 0), x)
-
-    assert_same(attn, expected, tokens(), mask, hw)
-
-
-def test_convolutional_projections_of_map_tokens_only():
-    attn = build_attention('ConvProjectionAttention', CHANNELS, HEADS).double().eval()
-    for bn in (attn.conv_q.bn, attn.conv_k.bn, attn.conv_v.bn):
-        torch.nn.init.normal_(bn.running_mean)
-        torch.nn.init.uniform_(bn.running_var, 0.5, 2)
-        torch.nn.init.normal_(bn.weight)
-    mask = padding()
-    mask[0, -5:], mask[0, -3] = False, True  # row 3, column 2: not the centre of a key
-
-    def expected(x):
-        seen, parts = x.masked_fill(mask[..., None], 0), []
-        for i, (conv, step) in enumerate(zip((attn.conv_q, attn.conv_k, attn.conv_v), (1, 2, 2))):
-            places = torch.nn.functional.pad(seen[:, EXTRA:].mT.unflatten(-1, HW), (1,) * 4)
-            near = places.unfold(2, 3, step).unfold(3, 3, step)  # [B, C, H, W, 3, 3]
-            places = (near * conv.conv.weight[:, 0, None, None]).sum((-2, -1))
-            bn = conv.bn
-            scale = (bn.weight / (bn.running_var + 1e-5).sqrt())[:, None, None]
-            places = (places - bn.running_mean[:, None, None]) * scale + bn.bias[:, None, None]
-            all_tokens = torch.cat([seen[:, :EXTRA], places.flatten(2).mT], 1)
-            parts.append(attn.split_heads(attn.in_proj(all_tokens).chunk(3, -1)[i]))
-        hidden = torch.cat([mask[:, :EXTRA], torch.zeros(2, 6, dtype=torch.bool)], 1)
-        logits = (parts[0] @ parts[1].mT * CHANNELS**-0.5).masked_fill(
-            hidden[:, None, None], float('-inf')
-        )
-        return attn.proj((logits.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2))
-
-    assert_same(attn, expected, tokens(), mask)
-
-
 @pytest.mark.parametrize('kind', ['InLineAttention', 'PolaFormerAttention', 'VSSDAttention'])
 def test_convolutions_skip_extra_tokens(kind):
     """Test kernels of one place, without which extra tokens are tokens of the map."""

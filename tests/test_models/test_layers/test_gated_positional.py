@@ -4,29 +4,6 @@ import torch
 from mmlinattn.models.layers import GatedPositionalAttention, TokenLayout
 
 
-def softmax(x):
-    weights = (x - x.amax(-1, keepdim=True)).exp()
-    return weights / weights.sum(-1, keepdim=True)
-
-
-def test_equals_its_definition(defined_by, dims):
-    attn = GatedPositionalAttention(**dims)
-    torch.nn.init.normal_(attn.positions)
-    torch.nn.init.normal_(attn.gates)
-
-    def definition(q, k, v, places):
-        way = places[None] - places[:, None]  # [n, n, 2], from query to key
-        y, x = way.unbind(-1)
-        relative = torch.stack([x, y, x**2 + y**2], -1)
-        position = softmax(torch.einsum('ijc,hc->hij', relative, attn.positions))
-        content = softmax(8**-0.5 * q @ k.mT)
-        gate = 1 / (1 + (-attn.gates).exp())[:, None, None]
-        weights = (1 - gate) * content + gate * position
-        return weights / weights.sum(-1, keepdim=True) @ v
-
-    defined_by(attn, definition)
-
-
 def test_heads_initially_attend_to_nine_neighbours():
     attn = GatedPositionalAttention(72, 9, locality_strength=5.0).double()
     v = torch.zeros(1, 9, 25, 8, dtype=torch.float64)

@@ -5,7 +5,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlinattn.models.layers import (
     RALA,
-    ConvFFN,
     MixFFN,
     SoftmaxAttention,
     TokenLayout,
@@ -38,16 +37,6 @@ def test_dropout_only_in_training():
     assert not torch.equal(attn(x, (3, 3)), attn(x, (3, 3)))
     attn.eval()
     assert torch.equal(attn(x, (3, 3)), attn(x, (3, 3)))
-
-
-def test_gate_and_local_position_by_hand():
-    attn = SoftmaxAttention(8, 2, lepe=3, gate='proj').double()
-    x = torch.randn(1, 6, 8, dtype=torch.float64)
-    q, k, v, gate = attn.in_proj(x).chunk(4, -1)
-    heads = [t.view(1, 6, 2, 4).transpose(1, 2) for t in (q, k, v)]
-    out = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(1, 6, 8)
-    local = attn.lepe(v.transpose(1, 2).reshape(1, 8, 2, 3)).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(attn(x, (2, 3)), attn.proj((out + local) * gate))
 
 
 def local_by_hand(out, v, gate, weight, bias, hw):
@@ -136,14 +125,6 @@ def test_local_position_copies_no_gradient():
     with Computed() as computed:
         torch.autograd.grad(result, leaves, grad)
     assert sorted(computed.names) == ['convolution_backward', 'mul', 'mul']
-
-
-def test_feed_forward_by_hand():
-    ffn = ConvFFN(4, 10).double()
-    x = torch.randn(1, 6, 4, dtype=torch.float64)
-    y = F.gelu(F.linear(x, ffn.fc1.weight, ffn.fc1.bias))
-    local = ffn.dwconv(y.transpose(1, 2).reshape(1, 10, 2, 3)).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(ffn(x, (2, 3)), ffn.fc2(y + local))
 
 
 @pytest.mark.parametrize('extra', [0, 2])

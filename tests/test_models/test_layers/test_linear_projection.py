@@ -7,7 +7,6 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmlinattn.models.backbones import RAVLT
 from mmlinattn.models.layers import (
     ConvFFN,
     MixFFN,
@@ -78,16 +77,6 @@ def test_dynamic_quantisation_replaces_the_layers():
     assert kinds == {torch.ao.nn.quantized.dynamic.Linear}
     x = torch.randn(2, 12, 16)
     torch.testing.assert_close(quantised[0](x), model[0](x), rtol=0.1, atol=0.1)
-
-
-def test_meta_tensors():
-    model = RAVLT('tiny', norm_cfg=dict(type='BN')).to('meta')
-    assert [f.shape[1] for f in model(torch.empty(1, 3, 64, 64, device='meta'))] == [
-        64,
-        128,
-        256,
-        512,
-    ]
 
 
 def test_is_unmodified_requires_the_exact_class():

@@ -63,24 +63,6 @@ def test_equals_its_definition(extra):
         torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize('heads', [1, 2, 4])
-def test_rotary_over_all_channels(heads):
-    """The operator with it equals the rotation of all channels, then the heads."""
-    x = torch.randn(2, 15, 24, dtype=torch.float64)
-    rotary = Rotary(HW, 24 // heads, 10000.0 ** (5 / 6), num_heads=heads)
-    q, k, v = torch.rand(3, 2, heads, 15, 24 // heads, dtype=torch.float64)
-    results = [
-        linear_attention(q, k, v, rotary=rotary, backend=backend)
-        for backend in ('reference', 'torch')
-    ]
-    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-13)
-    angles = rotary.angles(torch.float64).reshape(heads, 15, -1, 2).unbind(-1)
-    cos, sin = (t.transpose(0, 1).flatten(1) for t in angles)
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    ours = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-    torch.testing.assert_close(ours, turn(x), rtol=1e-12, atol=1e-13)
-
-
 @pytest.mark.parametrize('case', ['attention', 'attention_padded'])
 def test_recorded_outputs_and_gradients(golden, case):
     tensors, metadata = golden('mlla')
@@ -104,12 +86,6 @@ def test_recorded_outputs_and_gradients(golden, case):
     assert (x.grad - tensors['grad.x'])[keep].abs().max() < 1e-9
     for name, grad in ours('grad.state.').items():
         assert (attn.get_parameter(name).grad - grad).abs().max() < 1e-9, name
-
-
-def test_it_has_no_value_or_output_layer():
-    names = {name for name, _ in MLLAAttention(16, 2).named_parameters()}
-    assert names == {'in_proj.weight', 'in_proj.bias', 'lepe.weight', 'lepe.bias'}
-    assert MLLAAttention(16, 2).in_proj.weight.shape == (32, 16)
 
 
 @pytest.mark.parametrize('dims, heads', [(18, 3), (12, 4)])

@@ -41,14 +41,6 @@ def test_equals_its_definition(alpha, map_size, layer_defined_by, depthwise, dim
     layer_defined_by(attn, definition)
 
 
-def test_heads_share_the_convolution():
-    attn = PolaFormerAttention(64, 4)
-    assert attn.lepe.weight.shape == (16, 1, 5, 5)
-    maps = torch.randn(2, 16, 6, 7)
-    out = attn.lepe(maps.repeat(1, 4, 1, 1))
-    torch.testing.assert_close(out, torch.nn.Conv2d.forward(attn.lepe, maps).repeat(1, 4, 1, 1))
-
-
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_cubes_that_exceed_float16(dtype):
     attn = PolaFormerAttention(32, 2)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import LinearAttention, RippleAttention, SoftmaxAttention
+from mmlinattn.models.layers import LinearAttention, RippleAttention
 from mmlinattn.ops import ripple_attention, stick_breaking
 from mmlinattn.ops.common.feature_maps import elu1
 
@@ -10,25 +10,6 @@ HW = (5, 6)
 
 def count(layer):
     return sum(p.numel() for p in layer.parameters())
-
-
-def test_parameters_equal_the_published_deit_models():
-    # 12 layers of 192 channels: 5.72M with softmax, 5.76M linear, 5.78M with 9 ripple layers.
-    softmax, linear, ripple = (
-        count(layer(192, 6)) for layer in (SoftmaxAttention, LinearAttention, RippleAttention)
-    )
-    assert abs(12 * (linear - softmax) / 1e6 - 0.04) < 0.005
-    assert abs(9 * (ripple - linear) / 1e6 - 0.02) < 0.005
-
-
-def test_parameters_equal_the_published_smca_models_with_one_map_per_head():
-    # 6 layers of 256 channels: 41.53M with softmax, 41.7M linear, 41.8M with ripple.
-    per_head = dict(type='AdaptiveFeatures', per_head=True)
-    softmax = count(SoftmaxAttention(256, 8))
-    linear = count(LinearAttention(256, 8, feature_map=per_head))
-    ripple = count(RippleAttention(256, 8, feature_map=per_head))
-    assert abs(41.53 + 6 * (linear - softmax) / 1e6 - 41.7) < 0.15
-    assert abs(41.53 + 6 * (ripple - softmax) / 1e6 - 41.8) < 0.15
 
 
 def test_max_distance_0_is_linear_attention():
@@ -82,28 +63,6 @@ def test_the_layer_breaks_the_stick_of_its_logits(algorithm, offset):
     out = ripple_attention(elu1(q), elu1(k), v, weights, hw_shape=HW, backend='reference')
     expected = attn.proj(out.transpose(1, 2).flatten(2))
     torch.testing.assert_close(attn(x, HW), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_truncated_weights_are_local():
-    attn = RippleAttention(32, 2, 2, weights='truncated', feature_map='elu+1').eval()
-    x = torch.randn(1, 30, 32)
-    moved = x.clone()
-    moved[:, -1] += 1
-    changed = (attn(x, HW) - attn(moved, HW)).abs().amax(-1).view(HW) > 1e-6
-    near = torch.zeros(HW, dtype=torch.bool)
-    near[-2:, -2:] = True
-    assert torch.equal(changed, near)
-
-
-def test_algorithms_agree():
-    x = torch.randn(2, 30, 32, dtype=torch.float64)
-    attn = RippleAttention(32, 2).double()
-    outs = []
-    for algorithm in ('auto', 'reference', 'sat', 'tile'):
-        attn.backend = algorithm
-        outs.append(attn(x, HW))
-    for out in outs[1:]:
-        torch.testing.assert_close(out, outs[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize('layer', [LinearAttention, RippleAttention])

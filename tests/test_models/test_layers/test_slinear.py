@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import EfficientAttention, SlinearAttention, TokenLayout
+from mmlinattn.models.layers import SlinearAttention
 
 
 def softmax(x, dim):
@@ -24,22 +24,6 @@ def test_equals_its_definition(steps, defined_by, dims):
     defined_by(SlinearAttention(**dims, steps=steps, decay=decay), definition)
 
 
-def test_one_step_is_the_default_and_equals_efficient_attention(dims):
-    qkv = torch.randn(3, 2, 2, 12, 8, dtype=torch.float64)
-    mask = torch.zeros(2, 12, dtype=torch.bool)
-    mask[0, 7:] = True
-    layout = TokenLayout((3, 4), mask)
-    ours, theirs = (
-        kind(**dims).attend(*qkv, layout) for kind in (SlinearAttention, EfficientAttention)
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-
-
-def test_has_no_parameters_besides_the_projections(dims):
-    names = {name.split('.')[0] for name, _ in SlinearAttention(**dims, steps=2).named_parameters()}
-    assert names == {'in_proj', 'proj'}
-
-
 @pytest.mark.parametrize(
     'options, message',
     [
@@ -51,8 +35,3 @@ def test_has_no_parameters_besides_the_projections(dims):
 def test_bad_options(dims, options, message):
     with pytest.raises(ValueError, match=message):
         SlinearAttention(**dims, **options)
-
-
-def test_has_no_anchors_to_count(dims):
-    with pytest.raises(TypeError, match='num_anchors'):
-        SlinearAttention(**dims, num_anchors=16)

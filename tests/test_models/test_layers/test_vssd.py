@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.models.layers import TokenLayout, VSSDAttention
+from mmlinattn.models.layers import VSSDAttention
 
 
 @pytest.mark.parametrize('groups, expand', [(1, 2), (2, 1)])
@@ -46,15 +46,6 @@ def test_large_sums_under_float16():
     with torch.autocast('cpu', dtype=torch.float16):
         out = attn(x, (64, 64))
     assert (out.float() - exact).norm() < 1e-2 * exact.norm()
-
-
-def test_extra_tokens_skip_the_convolution():
-    attn = VSSDAttention(16, 2, state_dims=4).double()
-    x = torch.randn(1, 2 + 6, 16, dtype=torch.float64)
-    q, _, v, _ = attn.project(x, None, TokenLayout((2, 3), num_extra_tokens=2))
-    raw = F.silu(attn.in_proj(x)[:, :2, 32:72])
-    torch.testing.assert_close(v[:, :2], raw[..., :32])
-    torch.testing.assert_close(q[:, :2], raw[..., 36:].repeat(1, 1, 2))
 
 
 @pytest.mark.parametrize(
