@@ -32,7 +32,6 @@ class Result:
         tokens: tokens of the map; for a backbone, of its first stage.
         seconds: seconds of every call.
         peak_bytes: peak memory of one call above the memory allocated before, 0 if not measured.
-        min_bytes: minimal memory traffic: every input read once, every output written once.
         error: largest relative difference of an output or gradient from the first baseline; None
             for the first baseline and for those that compute something else.
         skipped: reason why it was not measured, or None.
@@ -50,7 +49,6 @@ class Result:
     tokens: int
     seconds: List[float] = field(default_factory=list)
     peak_bytes: int = 0
-    min_bytes: int = 0
     error: Optional[float] = None
     skipped: Optional[str] = None
     failed: bool = False
@@ -137,7 +135,7 @@ def _run_point(
         except Exception as error:  # the others can still be measured
             results[name] = Result(baseline=name, skipped=error_line(error), failed=True, **point)
             continue
-        error, min_bytes = None, _min_bytes(baseline, outs, grads)
+        error = None
         if baseline.same:
             pair = [
                 [baseline.as_first(t) for t in group]
@@ -155,7 +153,7 @@ def _run_point(
                     continue
             del pair
         steps[name] = step
-        results[name] = Result(baseline=name, min_bytes=min_bytes, error=error, **point)
+        results[name] = Result(baseline=name, error=error, **point)
         del outs, grads
     del expected
     times = interleave(
@@ -185,20 +183,6 @@ def _step(baseline: Baseline, mode: str) -> Callable[[], Tuple[Sequence[Tensor],
     # are no choice: a LayerNorm at the end makes them constant.
     cotangents = [torch.cos(3 * out) for out in forward(baseline.call)]
     return lambda: forward_backward(baseline.call, wanted, cotangents)
-
-
-def _min_bytes(baseline: Baseline, outs: Sequence[Tensor], grads: Sequence[Tensor]) -> int:
-    """Return the minimal memory traffic of a call in bytes.
-
-    A backward pass reads the inputs again and the output gradients, which are as large as the
-    outputs, and writes the input gradients.
-    """
-
-    def size(tensors: Sequence[Tensor]) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-    inputs, outputs = size((*baseline.inputs, *baseline.parameters)), size(outs)
-    return (inputs + outputs) * (2 if grads else 1) + size(grads)
 
 
 def _difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
