@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from mmlinattn.models.layers import AttnCfg
 
 
-def _backbone(setup: Setup, arch: str, released: bool) -> Baselines:
-    """Return RAVLT as released, or with RALA in all stages, as baselines."""
+def _ravlts(setup: Setup, arch: 'str | dict') -> Baselines:
+    """Return RAVLT as released, with layouts and products of its own and of its authors."""
     from mmlinattn.models.backbones import RAVLT
     from mmlinattn.models.backbones.ravlt import RELEASED_ATTENTIONS
     from mmlinattn.models.layers import optimize_for_cpu
 
     from ..baselines.channels_first import ChannelsFirstRAVLT
 
-    attn_cfg = RELEASED_ATTENTIONS if released else 'RALA'
-    ours = setup.module(RAVLT(arch, attn_cfg, drop_path_rate=0.0, norm_cfg=dict(type='BN')))
+    bn = dict(type='BN')
+    ours = setup.module(RAVLT(arch, RELEASED_ATTENTIONS, drop_path_rate=0.0, norm_cfg=bn))
     image = setup.image()
 
     def baseline(model: nn.Module) -> Baseline:
@@ -35,10 +35,8 @@ def _backbone(setup: Setup, arch: str, released: bool) -> Baselines:
     if setup.device.type == 'cpu':
         plain = optimize_for_cpu(copy.deepcopy(ours), enabled=False)
         baselines['without optimize_for_cpu'] = baseline(plain)
-    if released:
-        fused = ChannelsFirstRAVLT(ours, sdpa=True)
-        baselines['channels first, SDPA'] = baseline(setup.module(fused))
-    return baselines
+    fused = ChannelsFirstRAVLT(ours, sdpa=True)
+    return {**baselines, 'channels first, SDPA': baseline(setup.module(fused))}
 
 
 @case(
@@ -48,16 +46,7 @@ def _backbone(setup: Setup, arch: str, released: bool) -> Baselines:
     'layout of its released code, with softmax attention written out as there, and with SDPA.',
 )
 def _ravlt(setup: Setup) -> Baselines:
-    return _backbone(setup, 'small', released=True)
-
-
-@case(
-    'ravlt-s-linear',
-    'backbone',
-    'RAVLT-S with RALA in all four stages, against the same network channels first.',
-)
-def _ravlt_linear(setup: Setup) -> Baselines:
-    return _backbone(setup, 'small', released=False)
+    return _ravlts(setup, 'small')
 
 
 MIT_ATTENTIONS = {
@@ -304,7 +293,7 @@ def _ripple_groups(setup: Setup) -> Baselines:
 )
 def _ravlt_nano(setup: Setup) -> Baselines:
     arch = dict(embed_dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
-    return _backbone(setup, arch, released=True)
+    return _ravlts(setup, arch)
 
 
 RECONSTRUCTION = {

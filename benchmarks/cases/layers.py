@@ -7,36 +7,10 @@ import torch
 from torch import nn
 
 from .operators import DECAY, NUM_ANCHORS
-from .registry import OURS, Baseline, Baselines, Setup, case
+from .registry import Baseline, Baselines, Setup, case
 
 # Reduction in the first stage of SegFormer.
 SR_RATIO = 8
-
-
-@case(
-    'rala-layer',
-    'layer',
-    'RALA with projections, local position and gate, against the same layer channels first and '
-    'the same layer with softmax attention.',
-)
-def _rala_layer(setup: Setup) -> Baselines:
-    from mmlinattn.models.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
-
-    from ..baselines.channels_first import Attention
-
-    ours = setup.module(RALA(setup.embed_dims, setup.heads))
-    first = setup.module(Attention(ours))
-    options = dict(rotary=True, lepe=5, gate='proj')
-    softmax = setup.module(SoftmaxAttention(setup.embed_dims, setup.heads, **options))
-    hw_shape, x = setup.hw_shape, setup.tokens()
-    x_map = setup.leaf(tokens_to_map(x, hw_shape).contiguous())
-    return {
-        OURS: Baseline.of_module(ours, x, hw_shape, same=True),
-        'channels first': Baseline.of_module(
-            first, x_map, setup.rotary_tables(), same=True, as_first=map_to_tokens
-        ),
-        'SDPA softmax': Baseline.of_module(softmax, x, hw_shape, quadratic=True),
-    }
 
 
 @case(
