@@ -19,6 +19,7 @@ TOLERANCES = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
+STRIDE = 4  # of the first stage of backbones; it defines the number of tokens
 # With fewer tokens the call overhead hides the growth.
 SLOPE_FROM = 4096
 
@@ -31,7 +32,7 @@ class Result:
         size: the map of an operator or a layer, the image of a backbone, ``HxW``.
         tokens: tokens of the map; for a backbone, of its first stage.
         seconds: seconds of every call.
-        peak_bytes: peak memory of one call above the memory allocated before, 0 if not measured.
+        peak_bytes: peak memory of one call above the memory allocated before; 0 in some records.
         error: largest relative difference of an output or gradient from the first baseline; None
             for the first baseline and for those that compute something else.
         skipped: reason why it was not measured, or None.
@@ -65,14 +66,12 @@ class Effort:
     Args:
         min_rounds, min_seconds, processor_time: see :func:`benchmarks.measure.interleave`.
         budget: longest call in seconds; a baseline with a longer predicted time is left out.
-        memory: measure the peak memory of a call.
     """
 
     min_rounds: int = 5
     min_seconds: float = 1.0
     budget: float = 20.0
     processor_time: bool = False
-    memory: bool = True
 
 
 def run_case(
@@ -97,7 +96,7 @@ def run_case(
         on_point(size)
         tokens = setup.num_tokens
         if case.kind == 'backbone':
-            tokens = math.prod(-(-side // case.stride) for side in setup.hw_shape)
+            tokens = math.prod(-(-side // STRIDE) for side in setup.hw_shape)
         point = dict(
             case=case.name, kind=case.kind, mode=mode, size=size, tokens=tokens,
             batch=setup.batch, dtype=str(setup.dtype).replace('torch.', ''),
@@ -137,10 +136,7 @@ def _run_point(
             continue
         error = None
         if baseline.same:
-            pair = [
-                [baseline.as_first(t) for t in group]
-                for group in (outs, grads[: len(baseline.inputs)])
-            ]
+            pair = outs, grads[: len(baseline.inputs)]
             if name == first:
                 expected = pair
             elif expected is not None:
@@ -156,15 +152,10 @@ def _run_point(
         results[name] = Result(baseline=name, error=error, **point)
         del outs, grads
     del expected
-    times = interleave(
-        steps,
-        setup.device,
-        effort.min_rounds,
-        effort.min_seconds,
-        processor_time=effort.processor_time,
-    )
+    rounds = effort.min_rounds, effort.min_seconds
+    times = interleave(steps, setup.device, *rounds, processor_time=effort.processor_time)
     for name, step in steps.items():
-        peak = peak_memory(step, setup.device) if effort.memory else 0
+        peak = peak_memory(step, setup.device)
         results[name] = replace(results[name], seconds=times[name], peak_bytes=peak)
     return [results[name] for name in baselines]
 

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from benchmarks import report, run, tables
-from benchmarks.baselines import textbook
-from benchmarks.cases import CASES, Baseline, Case, Setup, backbones, case, packed
-from benchmarks.cases.backbones import RIPPLE_VIT
+from benchmarks.cases import CASES, Baseline, Case, Setup, backbones
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
-from mmlinattn.ops import Rotary, rala_attention
 from tests.pictures import check_picture
 
 pytestmark = pytest.mark.slow
@@ -33,9 +30,7 @@ def leaf() -> torch.Tensor:
 
 
 @pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize(
-    'name', [n for n, c in CASES.items() if c.kind != 'backbone' and c.multiple == 1]
-)
+@pytest.mark.parametrize('name', [n for n, c in CASES.items() if c.kind != 'backbone'])
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_baselines_of_operators_and_layers_agree(name, mode, dtype):
     results = list(run_case(CASES[name], [setup(dtype=dtype)], mode, QUICK))
@@ -43,18 +38,6 @@ def test_baselines_of_operators_and_layers_agree(name, mode, dtype):
     assert first.error is None and first.tokens == 24
     compared = [baseline.same for baseline in CASES[name].build(setup()).values()][1:]
     assert [result.error is not None for result in others] == compared
-    for result in results:
-        assert len(result.seconds) == 1 and result.peak_bytes > 0 and not result.skipped
-
-
-@pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize(
-    'name, hw_shape, tokens',
-    [('clip-sparse', (14, 28), 2 * 196), ('vit-vqgan', (32, 16), 4 * 2)],
-)
-def test_blocks_and_models(name, hw_shape, tokens, mode):
-    results = list(run_case(CASES[name], [setup(hw_shape)], mode, QUICK))
-    assert len(results) == 4 and {result.tokens for result in results} == {tokens}
     for result in results:
         assert len(result.seconds) == 1 and result.peak_bytes > 0 and not result.skipped
 
@@ -71,58 +54,12 @@ def test_segformers_have_as_many_weights_as_those_of_mmsegmentation(name):
         backbones._segformers(setup((64, 64)), name[-2:], heads.AllMLPHead, **wrong)
 
 
-def test_packed_images_are_compared_with_single_ones(monkeypatch):
-    monkeypatch.setitem(packed.DEPTHS, 'vit', 1)
-    monkeypatch.setitem(packed.DEPTHS, 'encoder', 1)
-    # The sizes are 54x73 and 74x98, of eleven scales; 80x107 and 80x120, of COCO.
-    for name, hw_shape, padding in (
-        ('packed-vit-scales', (48, 64), 1 - (54 * 73 + 74 * 98) / (2 * 74 * 98)),
-        ('packed-encoder-coco', (80, 133), 1 - (107 + 120) / (2 * 120)),
-    ):
-        small = setup(hw_shape, torch.float64)
-        whole, single, padded = run_case(CASES[name], [small], 'forward+backward', QUICK)
-        assert single.error < 1e-10 and padded.error is None and whole.peak_bytes > 0
-        assert padded.baseline == f'padded, {padding:.0%} of it padding'
-
-
-def test_sizes_of_packed_images():
-    assert packed.draw('same', (480, 640), 3) == [(480, 640)] * 3
-    scales = packed.draw('scales', (480, 640), 11)
-    assert [short for short, _ in scales] == [*range(480, 801, 32)]
-    assert {round(1e2 * width / height) for height, width in scales} == {133}
-    coco = packed.draw('coco', (800, 1333), 100)
-    # Of 480x640 and 375x500, and of the same upright.
-    assert coco.count((800, 1067)) == 30 + 4 and coco.count((1067, 800)) == 12 + 2
-    assert max(map(max, coco)) <= 1333 and max(map(min, coco)) == 800
-
-
 @pytest.mark.parametrize('mode', MODES)
 def test_channels_first_backbone_agrees(mode):
     small = replace(setup((32, 64), torch.float64), batch=1)
     results = list(run_case(CASES['ravlt-nano'], [small], mode, QUICK))
     assert [result.error is None for result in results] == [True, False, False, False]
     assert {result.tokens for result in results} == {8 * 16}
-
-
-@pytest.mark.parametrize('mode', MODES)
-def test_vision_transformers_with_ripple_attention(mode, monkeypatch):
-    monkeypatch.setitem(RIPPLE_VIT, 'depth', 2)
-    small = replace(setup((48, 80), torch.float64), batch=1)
-    tiles, tables, linear, softmax = run_case(CASES['ripple-vit'], [small], mode, QUICK)
-    assert tiles.tokens == 3 * 5 and not (tiles.failed or tables.failed)
-    assert tables.error < 1e-10 and linear.error is softmax.error is None
-    groups = list(run_case(CASES['ripple-groups'], [small], mode, QUICK))
-    assert [r.failed for r in groups] == [False] * 4
-
-
-def test_rings_of_the_groups_cover_the_map(monkeypatch):
-    monkeypatch.setitem(RIPPLE_VIT, 'depth', 1)
-    models = CASES['ripple-groups'].build(setup((48, 80)))
-    # Units of 3 heads and 32 channels, one for each ring but the last.
-    units = [
-        next(p for p in b.parameters if p.dim() == 3 and p.shape[0] == 3) for b in models.values()
-    ]
-    assert [unit.shape[1] for unit in units] == [4, 3, 4, 4]
 
 
 def test_channels_first_backbone_keeps_maps_contiguous():
@@ -138,13 +75,6 @@ def test_channels_first_backbone_keeps_maps_contiguous():
     finally:
         hook.remove()
     assert seen and all(seen)
-
-
-def test_textbook_rala_is_the_reference():
-    q, k, v = torch.randn(3, 2, 2, 24, 8, dtype=torch.float64)
-    tables = textbook.rotary_tables((4, 6), 8, torch.float64, q.device)
-    expected = rala_attention(q, k, v, rotary=Rotary((4, 6), 8), backend='reference')
-    torch.testing.assert_close(textbook.rala(q, k, v, tables), expected)
 
 
 def broken():
@@ -267,16 +197,6 @@ def test_runner_fails_where_baselines_disagree(tmp_path, monkeypatch, capsys):
     assert 'differs from a' in (tmp_path / 'results.md').read_text()
 
 
-def test_a_run_without_memory(benchmark_page, tmp_path, capsys):
-    argv = '--cases additive --tokens 4k 8k --modes forward --rounds 1 --quick --no-memory --docs a'
-    assert run.main([*argv.split(), '--out', str(tmp_path / 'out')]) == 0
-    text = (tmp_path / 'out' / 'results.md').read_text()
-    assert 'MiB' not in text and 'nan' not in text
-    assert re.search(r'^\| mmlinattn \|.* \| -?\d\.\d\d \|$', text, re.M)
-    assert 'slope of time |\n' in text
-    assert (tmp_path / 'images' / 'a_additive-forward-1.png').exists()
-
-
 def test_a_run_without_plots(benchmark_page, tmp_path, capsys):
     argv = '--cases linear --tokens 16 --modes forward --rounds 1 --quick --no-plots --docs a'
     assert run.main([*argv.split(), '--out', str(tmp_path / 'out')]) == 0
@@ -289,13 +209,6 @@ def test_list_of_cases(capsys):
     assert run.main(['--list']) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in CASES)
-
-
-def test_case_names_are_unique():
-    with pytest.raises(ValueError, match="'rala' is taken"):
-        case('rala', 'operator', '')
-    with pytest.raises(ValueError, match="'thing'"):
-        case('new', 'thing', '')
 
 
 def test_sizes_on_the_command_line():
@@ -313,7 +226,6 @@ def test_sizes_on_the_command_line():
         ('--images 800', "like 800x1280, got '800'"),
         ('--device tpu', "got 'tpu'"),
         ('--head-dim 6', 'multiple of 4, got 6'),
-        ('--cases clip-joint --tokens 4k', 'multiples of 196 for clip-joint, got 4096'),
     ],
 )
 def test_bad_command_lines(argv, message, capsys):
