@@ -2,13 +2,12 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import tables
-from .cases import CASES
 from .suite import Result, slopes
 
 if TYPE_CHECKING:
@@ -17,34 +16,21 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).resolve().parent.parent / 'docs'
 PAGE = 'benchmarks.md'
 END = '<!-- end of benchmark -->'
-CELLS = (
-    'Cells: median ± half the interquartile range of a call; in brackets the time over that of the '
-    'first row of the case; peak memory above what was allocated before.'
-)
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
-    """Write ``results.json``, ``results.md`` and one plot per case, and return their paths.
+    """Write ``results.json`` and ``results.md``, and return their paths.
 
     Args:
         context: machine, versions, commit, command, settings, and ``plots``, False if there are to
-            be none; see ``run.py``.
+            be none on the page; see ``run.py``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    groups = [list(group) for _, group in groupby(results, _group)]
-    data = dict(
-        context,
-        results=[asdict(result) for result in results],
-        slopes=[
-            dict(zip(('case', 'mode', 'batch'), _group(group[0])), baseline=name, time=t, memory=m)
-            for group in groups
-            for name, (t, m) in slopes(group).items()
-        ],
-    )
+    record = dict(context, results=[asdict(result) for result in results])
     paths = [folder / 'results.json', folder / 'results.md']
-    paths[0].write_text(json.dumps(data, indent=1) + '\n')
-    paths[1].write_text(markdown(results, context))
-    return [*paths, *_draw(_plotted(results, context), folder)]
+    paths[0].write_text(json.dumps(record, indent=1) + '\n')
+    paths[1].write_text('\n'.join([*shown('results', dict(record, plots=False)), '']))
+    return paths
 
 
 def _plotted(results: Sequence[Result], context: dict) -> List[List[Result]]:
@@ -52,17 +38,6 @@ def _plotted(results: Sequence[Result], context: dict) -> List[List[Result]]:
     groups = [list(group) for _, group in groupby(results, _group)]
     shown = groups if context.get('plots', True) else []
     return [group for group in shown if any(not result.skipped for result in group)]
-
-
-def _draw(
-    groups: Sequence[Sequence[Result]], folder: Path, prefix: str = '', source: str = ''
-) -> List[Path]:
-    """Write one plot per group, and return their paths."""
-    paths = []
-    for group in groups:
-        paths.append(folder / f'{prefix}{_slug(group)}.png')
-        plot(group).savefig(paths[-1], dpi=120, metadata=dict(Source=source))
-    return paths
 
 
 def begin(name: str) -> str:
@@ -89,9 +64,7 @@ def publish(name: str, record: dict, new_heading: str = '') -> None:
 
     Args:
         record: ``command`` and other facts, and one of ``results``, those of ``results.json``;
-            ``table``, the arguments of
-            :func:`benchmarks.tables.markdown`; ``tables``, by heading, those of it or of
-            :func:`number_table`.
+            ``table``, the arguments of :func:`number_table`; ``tables``, those by heading.
         new_heading: heading of a new place at the end of the page, if the benchmark has no place.
     """
     # Imported here because it needs MMEngine, which a GPU machine may lack.
@@ -111,13 +84,15 @@ def redraw(name: str) -> None:
     page.write_text(tables.replaced(page.read_text(), begin(name), END, published(name)))
 
 
-def draw(name: str, folder: Path) -> List[Path]:
+def draw(name: str, folder: Path) -> None:
     """Draw the plots of ``docs/benchmarks/NAME.json``, with its sha256 as text ``Source``."""
     from mmlinattn.checkpoints.download import sha256_of
 
     file = DOCS / 'benchmarks' / f'{name}.json'
     context, results = _parsed(json.loads(file.read_text()))
-    return _draw(_plotted(results, context), folder, f'{name}_', sha256_of(file))
+    for group in _plotted(results, context):
+        path = folder / f'{name}_{_slug(group)}.png'
+        plot(group).savefig(path, dpi=120, metadata=dict(Source=sha256_of(file)))
 
 
 def published(name: str) -> List[str]:
@@ -131,12 +106,11 @@ def shown(name: str, record: dict) -> List[str]:
     single, several = context.pop('table', None), context.pop('tables', {})
     lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
     if single:
-        lines += ['', *tables.markdown(**single)]
+        lines += ['', *number_table(**single)]
     for heading, part in several.items():
-        render = number_table if 'columns' in part else tables.markdown
-        lines += ['', f'{heading}:', '', *render(**part)]
+        lines += ['', f'{heading}:', '', *number_table(**part)]
     for heading, part in _parts(results).items():
-        lines += ['', f'{heading}:', '', *table(part, context.get('copy bandwidth'))]
+        lines += ['', f'{heading}:', '', *table(part)]
         for group in _plotted(part, context):
             picture = f'images/{name}_{_slug(group)}.png'
             lines += ['', f'![Time and memory, {_title(group)}]({picture})']
@@ -146,7 +120,11 @@ def shown(name: str, record: dict) -> List[str]:
 def _parsed(record: dict) -> Tuple[dict, List[Result]]:
     """Return context and results of a record."""
     context = dict(record)
-    results = [Result(**result) for result in context.pop('results', [])]
+    known = {field.name for field in fields(Result)}  # older records have more
+    results = [
+        Result(**{name: value for name, value in result.items() if name in known})
+        for result in context.pop('results', [])
+    ]
     context.pop('slopes', None)
     return context, results
 
@@ -207,22 +185,11 @@ def _facts(context: dict) -> List[str]:
     return [f'- {name}: {value}' for name, value in context.items() if name not in hidden]
 
 
-def markdown(results: Sequence[Result], context: dict) -> str:
-    """Return one table per mode and batch, below a list of the context and of the cases."""
-    lines = ['# Benchmarks', '', *_facts(context), '']
-    lines += [f'- {name}: {CASES[name].about}' for name in dict.fromkeys(of.case for of in results)]
-    lines += ['', CELLS]
-    for heading, part in _parts(results).items():
-        lines += ['', f'## {heading}', '', *table(part, context.get('copy bandwidth'))]
-    return '\n'.join(lines) + '\n'
-
-
-def table(part: Sequence[Result], bandwidth: Optional[float] = None) -> List[str]:
+def table(part: Sequence[Result]) -> List[str]:
     """Return Markdown with one row per case and baseline, one column per size, and the slopes.
 
     Args:
         part: results of one kind, mode and batch.
-        bandwidth: copy bandwidth in bytes per second; adds the share that each baseline reaches.
     """
     # The tokens of an image depend on the model.
     sizes: Dict[str, Set[int]] = {}
@@ -238,7 +205,7 @@ def table(part: Sequence[Result], bandwidth: Optional[float] = None) -> List[str
         for name in dict.fromkeys(result.baseline for result in group):
             # A case may leave out a baseline at some sizes.
             row = [(found.get((name, size)), found.get((first, size))) for size in sizes]
-            cells = [cell(result, base, bandwidth) if result else '' for result, base in row]
+            cells = [cell(result, base) if result else '' for result, base in row]
             lines.append([f'{case}: {name}' if len(cases) > 1 else name, *cells])
             exponents.append(fitted.get(name, (None, None)))
     columns = [
@@ -253,12 +220,12 @@ def table(part: Sequence[Result], bandwidth: Optional[float] = None) -> List[str
     return tables.markdown(['', *columns], lines)
 
 
-def cell(result: Result, first: Optional[Result], bandwidth: Optional[float] = None) -> str:
-    """Return time, ratio and memory, as :data:`CELLS` says.
+def cell(result: Result, first: Optional[Result]) -> str:
+    """Return the median ± half the interquartile range of a call, its ratio and peak memory.
 
     Args:
-        first: result of the first baseline of the case at this size, if it was run.
-        bandwidth: see :func:`table`.
+        first: result of the first baseline of the case at this size, whose time is 1, if it was
+            run.
     """
     if result.skipped:
         return result.skipped
@@ -274,8 +241,6 @@ def cell(result: Result, first: Optional[Result], bandwidth: Optional[float] = N
         text += f' ({ratio:.0f}x)' if ratio >= 10 else f' ({ratio:.{2 if ratio > 0.1 else 3}f}x)'
     if result.peak_bytes:
         text += f', {digits(result.peak_bytes / 2**20)} MiB'
-    if bandwidth:
-        text += f', {result.min_bytes / time.median / bandwidth:.0%} of copy'
     return text
 
 

@@ -1,11 +1,10 @@
 """Measure attentions, layers and backbones against their baselines.
 
     python benchmarks/run.py --quick
-    python benchmarks/run.py --device cuda --quick
     python benchmarks/run.py --cases rala --tokens 4k 16k 65k 262k --out work_dirs/benchmarks
-    python benchmarks/run.py --cases ripple-vit --images 256x256 512x512 --docs ripple-vit
+    python benchmarks/run.py --cases ravlt-s --images 224x224 512x512 --docs ravlt-s
 
-Writes results.json, results.md and plots. Baselines that should give the same result are compared
+Writes results.json and results.md. Baselines that should give the same result are compared
 before any timing. A baseline that differs or raises an error is not timed, and the exit code is 1.
 """
 
@@ -25,23 +24,17 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.cases import CASES, KINDS, Setup, map_shape
-from benchmarks.machine import facts, parse_device, version
-from benchmarks.measure import copy_bandwidth, keep_freed_memory
+from benchmarks.cases import CASES, Setup, map_shape
+from benchmarks.machine import facts, parse_device
+from benchmarks.measure import keep_freed_memory
 from benchmarks.report import check_place, check_results, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
-# Defaults of each device type.
-DEFAULTS = {
-    'cpu': dict(dtype='float32', heads=2, head_dim=32, batch=[1]),
-    'cuda': dict(dtype='bfloat16', heads=8, head_dim=64, batch=[1, 4]),
-}
 TOKENS = {
     False: ['1k', '4k', '16k', '65k', '262k'],
     True: ['1k', '4k', '16k'],
 }
-CUDA_QUICK_TOKENS = ['4k', '16k', '65k']
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
 
 
@@ -52,16 +45,16 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     parser.add_argument('--cases', nargs='+', choices=tuple(CASES), metavar='NAME')
     parser.add_argument('--list', action='store_true', help='show the cases and stop')
     parser.add_argument('--device', default='cpu', help='cpu, cuda or cuda:N')
-    parser.add_argument('--dtype', choices=DTYPES, help='float32 on a CPU, else bfloat16')
+    parser.add_argument('--dtype', choices=DTYPES, default='float32')
     parser.add_argument('--modes', nargs='+', choices=MODES, default=list(MODES))
     parser.add_argument(
         '--tokens', nargs='+', type=tokens, metavar='N',
         help='of operators and layers; 4k stands for 4096, 262k for 262144',
     )  # fmt: skip
     parser.add_argument('--images', nargs='+', type=image, metavar='HxW', help='for backbones')
-    parser.add_argument('--batch', nargs='+', type=positive, metavar='B')
-    parser.add_argument('--heads', type=positive)
-    parser.add_argument('--head-dim', type=positive)
+    parser.add_argument('--batch', nargs='+', type=positive, metavar='B', default=[1])
+    parser.add_argument('--heads', type=positive, default=2)
+    parser.add_argument('--head-dim', type=positive, default=32)
     parser.add_argument('--quick', action='store_true', help='fewer sizes and rounds')
     parser.add_argument('--rounds', type=positive, help='least number of calls of each baseline')
     parser.add_argument('--budget', type=float, help='seconds; longer calls are left out')
@@ -74,10 +67,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         '--processor-time', action='store_true',
         help='of all threads on the CPU, where other programs run; use with --threads 1',
     )  # fmt: skip
-    parser.add_argument(
-        '--no-memory', action='store_true', help='times alone: a profile of memory takes memory'
-    )
-    parser.add_argument('--no-plots', action='store_true', help='tables alone')
+    parser.add_argument('--no-plots', action='store_true', help='tables alone, for --docs')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     parser.add_argument(
         '--docs', metavar='NAME', help='show the results in docs/benchmarks.md, too'
@@ -94,26 +84,13 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
             check_results(args.redraw)
     except ValueError as error:
         parser.error(str(error))
-    args.device = device = parse_device(args.device, parser)
-    for name, value in DEFAULTS[device.type].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    args.device = parse_device(args.device, parser)
     if args.head_dim % 4:
         parser.error(f'--head-dim must be a multiple of 4, got {args.head_dim}')
-    quick_tokens = CUDA_QUICK_TOKENS if device.type == 'cuda' else TOKENS[True]
-    default_tokens = quick_tokens if args.quick else TOKENS[False]
-    args.tokens = args.tokens or [tokens(text) for text in default_tokens]
+    args.tokens = args.tokens or [tokens(text) for text in TOKENS[args.quick]]
     args.images = args.images or [image(text) for text in IMAGES[args.quick]]
     if not args.cases:
-        # Only the kernels, which takes less than five minutes.
-        kernels = device.type == 'cuda' and args.quick
-        kinds = ('operator',) if kernels else KINDS
-        args.cases = [n for n, c in CASES.items() if c.kind in kinds and not c.chosen]
-    for name in args.cases:
-        multiple = CASES[name].multiple
-        for number in args.tokens:
-            if number % multiple:
-                parser.error(f'--tokens must be multiples of {multiple} for {name}, got {number}')
+        args.cases = [name for name, case in CASES.items() if not case.chosen]
     args.rounds = args.rounds or (3 if args.quick else 5)
     args.budget = args.budget or (2.0 if args.quick else 20.0)
     return args
@@ -159,11 +136,6 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
     found['settings'] = settings
     if args.no_plots:
         found['plots'] = False
-    if args.device.type == 'cuda':
-        found['versions'] = (
-            f'{found["versions"]}, CUDA {torch.version.cuda}, Triton {version("triton")}'
-        )
-        found['copy bandwidth'] = copy_bandwidth(args.device)
     return found
 
 
@@ -182,8 +154,8 @@ def main(argv: List[str]) -> int:
         keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    min_seconds = 0.3 if args.quick else 1.0
-    effort = Effort(args.rounds, min_seconds, args.budget, args.processor_time, not args.no_memory)
+    seconds = 0.3 if args.quick else 1.0
+    effort = Effort(args.rounds, seconds, args.budget, args.processor_time)
     found = context(args, argv)
     results: List[Result] = []
     jobs = [(CASES[n], m, b) for n in args.cases for m in args.modes for b in args.batch]

@@ -19,6 +19,7 @@ TOLERANCES = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
+STRIDE = 4  # of the first stage of backbones; it defines the number of tokens
 # With fewer tokens the call overhead hides the growth.
 SLOPE_FROM = 4096
 
@@ -31,8 +32,7 @@ class Result:
         size: the map of an operator or a layer, the image of a backbone, ``HxW``.
         tokens: tokens of the map; for a backbone, of its first stage.
         seconds: seconds of every call.
-        peak_bytes: peak memory of one call above the memory allocated before, 0 if not measured.
-        min_bytes: minimal memory traffic: every input read once, every output written once.
+        peak_bytes: peak memory of one call above the memory allocated before; 0 in some records.
         error: largest relative difference of an output or gradient from the first baseline; None
             for the first baseline and for those that compute something else.
         skipped: reason why it was not measured, or None.
@@ -50,7 +50,6 @@ class Result:
     tokens: int
     seconds: List[float] = field(default_factory=list)
     peak_bytes: int = 0
-    min_bytes: int = 0
     error: Optional[float] = None
     skipped: Optional[str] = None
     failed: bool = False
@@ -67,14 +66,12 @@ class Effort:
     Args:
         min_rounds, min_seconds, processor_time: see :func:`benchmarks.measure.interleave`.
         budget: longest call in seconds; a baseline with a longer predicted time is left out.
-        memory: measure the peak memory of a call.
     """
 
     min_rounds: int = 5
     min_seconds: float = 1.0
     budget: float = 20.0
     processor_time: bool = False
-    memory: bool = True
 
 
 def run_case(
@@ -99,7 +96,7 @@ def run_case(
         on_point(size)
         tokens = setup.num_tokens
         if case.kind == 'backbone':
-            tokens = math.prod(-(-side // case.stride) for side in setup.hw_shape)
+            tokens = math.prod(-(-side // STRIDE) for side in setup.hw_shape)
         point = dict(
             case=case.name, kind=case.kind, mode=mode, size=size, tokens=tokens,
             batch=setup.batch, dtype=str(setup.dtype).replace('torch.', ''),
@@ -137,12 +134,9 @@ def _run_point(
         except Exception as error:  # the others can still be measured
             results[name] = Result(baseline=name, skipped=error_line(error), failed=True, **point)
             continue
-        error, min_bytes = None, _min_bytes(baseline, outs, grads)
+        error = None
         if baseline.same:
-            pair = [
-                [baseline.as_first(t) for t in group]
-                for group in (outs, grads[: len(baseline.inputs)])
-            ]
+            pair = outs, grads[: len(baseline.inputs)]
             if name == first:
                 expected = pair
             elif expected is not None:
@@ -155,18 +149,13 @@ def _run_point(
                     continue
             del pair
         steps[name] = step
-        results[name] = Result(baseline=name, min_bytes=min_bytes, error=error, **point)
+        results[name] = Result(baseline=name, error=error, **point)
         del outs, grads
     del expected
-    times = interleave(
-        steps,
-        setup.device,
-        effort.min_rounds,
-        effort.min_seconds,
-        processor_time=effort.processor_time,
-    )
+    rounds = effort.min_rounds, effort.min_seconds
+    times = interleave(steps, setup.device, *rounds, processor_time=effort.processor_time)
     for name, step in steps.items():
-        peak = peak_memory(step, setup.device) if effort.memory else 0
+        peak = peak_memory(step, setup.device)
         results[name] = replace(results[name], seconds=times[name], peak_bytes=peak)
     return [results[name] for name in baselines]
 
@@ -185,20 +174,6 @@ def _step(baseline: Baseline, mode: str) -> Callable[[], Tuple[Sequence[Tensor],
     # are no choice: a LayerNorm at the end makes them constant.
     cotangents = [torch.cos(3 * out) for out in forward(baseline.call)]
     return lambda: forward_backward(baseline.call, wanted, cotangents)
-
-
-def _min_bytes(baseline: Baseline, outs: Sequence[Tensor], grads: Sequence[Tensor]) -> int:
-    """Return the minimal memory traffic of a call in bytes.
-
-    A backward pass reads the inputs again and the output gradients, which are as large as the
-    outputs, and writes the input gradients.
-    """
-
-    def size(tensors: Sequence[Tensor]) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-    inputs, outputs = size((*baseline.inputs, *baseline.parameters)), size(outs)
-    return (inputs + outputs) * (2 if grads else 1) + size(grads)
 
 
 def _difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

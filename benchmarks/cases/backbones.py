@@ -1,28 +1,28 @@
 """Cases of backbones and models."""
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .operators import DECAY, MAX_DISTANCE, NUM_ANCHORS
+from .operators import DECAY, NUM_ANCHORS
 from .registry import OURS, Baseline, Baselines, Setup, case
 
 if TYPE_CHECKING:
-    from mmlinattn.models.layers import AttnCfg
+    pass
 
 
-def _backbone(setup: Setup, arch: str, released: bool) -> Baselines:
-    """Return RAVLT as released, or with RALA in all stages, as baselines."""
+def _ravlts(setup: Setup, arch: 'str | dict') -> Baselines:
+    """Return RAVLT as released, with layouts and products of its own and of its authors."""
     from mmlinattn.models.backbones import RAVLT
     from mmlinattn.models.backbones.ravlt import RELEASED_ATTENTIONS
     from mmlinattn.models.layers import optimize_for_cpu
 
     from ..baselines.channels_first import ChannelsFirstRAVLT
 
-    attn_cfg = RELEASED_ATTENTIONS if released else 'RALA'
-    ours = setup.module(RAVLT(arch, attn_cfg, drop_path_rate=0.0, norm_cfg=dict(type='BN')))
+    bn = dict(type='BN')
+    ours = setup.module(RAVLT(arch, RELEASED_ATTENTIONS, drop_path_rate=0.0, norm_cfg=bn))
     image = setup.image()
 
     def baseline(model: nn.Module) -> Baseline:
@@ -35,10 +35,8 @@ def _backbone(setup: Setup, arch: str, released: bool) -> Baselines:
     if setup.device.type == 'cpu':
         plain = optimize_for_cpu(copy.deepcopy(ours), enabled=False)
         baselines['without optimize_for_cpu'] = baseline(plain)
-    if released:
-        fused = ChannelsFirstRAVLT(ours, sdpa=True)
-        baselines['channels first, SDPA'] = baseline(setup.module(fused))
-    return baselines
+    fused = ChannelsFirstRAVLT(ours, sdpa=True)
+    return {**baselines, 'channels first, SDPA': baseline(setup.module(fused))}
 
 
 @case(
@@ -48,16 +46,7 @@ def _backbone(setup: Setup, arch: str, released: bool) -> Baselines:
     'layout of its released code, with softmax attention written out as there, and with SDPA.',
 )
 def _ravlt(setup: Setup) -> Baselines:
-    return _backbone(setup, 'small', released=True)
-
-
-@case(
-    'ravlt-s-linear',
-    'backbone',
-    'RAVLT-S with RALA in all four stages, against the same network channels first.',
-)
-def _ravlt_linear(setup: Setup) -> Baselines:
-    return _backbone(setup, 'small', released=False)
+    return _ravlts(setup, 'small')
 
 
 MIT_ATTENTIONS = {
@@ -214,88 +203,6 @@ def _segformer_b2(setup: Setup) -> Baselines:
     return {name: Baseline.of_module(model, image) for name, model in models.items()}
 
 
-# The models of figures 2 and 4 of the ripple paper; heads of 32 channels as in its other models.
-VIT_PATCH = 16
-RIPPLE_VIT = dict(embed_dims=96, num_heads=3, patch_size=VIT_PATCH)
-
-
-def _vit_map(setup: Setup) -> List[int]:
-    return [-(-side // VIT_PATCH) for side in setup.hw_shape]
-
-
-def _vits(
-    setup: Setup,
-    attn_cfgs: 'Dict[str, AttnCfg]',
-    same: Sequence[str] = (),
-    quadratic: Sequence[str] = (),
-) -> Baselines:
-    """Return vision transformers with these attentions; those of ``same`` have equal weights.
-
-    Those are compared in float64: rounding of float32 grows with the layers.
-    """
-    from mmlinattn.models.backbones import ViT
-
-    image = setup.image()
-    img_size = [VIT_PATCH * cells for cells in _vit_map(setup)]
-    models = {
-        name: ViT(RIPPLE_VIT, attn_cfg, img_size=img_size, with_cls_token=False)
-        for name, attn_cfg in attn_cfgs.items()
-    }
-    for name in same:
-        models[name].load_state_dict(models[same[0]].state_dict())
-    compared = same if setup.dtype == torch.float64 else ()
-    return {
-        name: Baseline.of_module(
-            setup.module(model), image, same=name in compared, quadratic=name in quadratic
-        )
-        for name, model in models.items()
-    }
-
-
-def _ripple_cfg(max_distance: int = MAX_DISTANCE, **options) -> dict:
-    return dict(type='RippleAttention', max_distance=max_distance, **options)
-
-
-@case(
-    'ripple-vit',
-    'backbone',
-    'Vision transformers of 12 layers and 96 channels, patches of 16. Ripple attention with '
-    f'R = {MAX_DISTANCE} in all layers: by tiles (the default) and summed-area tables; '
-    'linear and softmax attention (figure 2 of the ripple paper; use --batch 4).',
-    stride=VIT_PATCH,
-    chosen=True,
-)
-def _ripple_vit(setup: Setup) -> Baselines:
-    algorithms = {'tiles (default)': 'tile', 'tables': 'sat'}
-    ripple = {name: _ripple_cfg(backend=backend) for name, backend in algorithms.items()}
-    others = {'linear': 'LinearAttention', 'SDPA softmax': 'SoftmaxAttention'}
-    return _vits(setup, {**ripple, **others}, tuple(ripple), ['SDPA softmax'])
-
-
-@case(
-    'ripple-groups',
-    'backbone',
-    f'The transformers of ripple-vit with other rings: R = {MAX_DISTANCE}; logarithmic ones over '
-    'the whole map, which tables compute; one for each distance (dense), by the default algorithm '
-    'and by tables (figure 4 of the ripple paper; use --batch 4).',
-    stride=VIT_PATCH,
-    chosen=True,
-)
-def _ripple_groups(setup: Setup) -> Baselines:
-    farthest = max(_vit_map(setup)) - 1
-    return _vits(
-        setup,
-        {
-            f'R = {MAX_DISTANCE}, tiles': _ripple_cfg(),
-            'logarithmic, tables': _ripple_cfg(farthest.bit_length(), groups='log'),
-            'dense, default': _ripple_cfg(farthest),
-            'dense, tables': _ripple_cfg(farthest, backend='sat'),
-        },
-        # Their time grows with the rings, too: this estimate is an upper bound.
-        quadratic=['dense, default', 'dense, tables'],
-    )
-
-
 @case(
     'ravlt-nano',
     'backbone',
@@ -304,46 +211,4 @@ def _ripple_groups(setup: Setup) -> Baselines:
 )
 def _ravlt_nano(setup: Setup) -> Baselines:
     arch = dict(embed_dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
-    return _backbone(setup, arch, released=True)
-
-
-RECONSTRUCTION = {
-    'softmax': 'SoftmaxAttention',
-    'Slinear': 'SlinearAttention',
-    'Nystrom': 'NystromAttention',
-    'RWGKA': 'RWGKA',
-}
-
-
-@case(
-    'vit-vqgan',
-    'backbone',
-    'ViT-VQGAN with 1 + 1 blocks of the width --heads x --head-dim and patches of 8. Training is '
-    'that of the generator without perceptual and adversarial loss, whose networks see the same '
-    'images whatever the attention.',
-    stride=8,
-    chosen=True,
-)
-def _vqgan(setup: Setup) -> Baselines:
-    from mmlinattn.models.backbones import ViT
-    from mmlinattn.projects.vqgan import ViTVQGAN
-
-    image = torch.rand_like(setup.image())
-    arch = dict(embed_dims=setup.embed_dims, num_heads=setup.heads, depth=1, patch_size=8)
-
-    def baseline(name: str) -> Baseline:
-        vit = dict(arch=arch, img_size=setup.hw_shape, attn_cfg=RECONSTRUCTION[name])
-        model = ViTVQGAN(
-            dict(type=ViT, with_cls_token=False, **vit), dict(num_codes=1024, code_dims=32)
-        )
-        model = setup.module(model).eval()
-
-        def loss() -> Tensor:
-            losses = model(image, mode='loss')
-            return sum(loss for name, loss in losses.items() if name != 'perplexity')
-
-        call = loss if setup.training else lambda: model(image)
-        parameters = tuple(model.parameters())
-        return Baseline(call, (), parameters, same=False, quadratic=name == 'softmax')
-
-    return {name: baseline(name) for name in RECONSTRUCTION}
+    return _ravlts(setup, arch)

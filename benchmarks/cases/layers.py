@@ -7,36 +7,10 @@ import torch
 from torch import nn
 
 from .operators import DECAY, NUM_ANCHORS
-from .registry import OURS, Baseline, Baselines, Setup, case
+from .registry import Baseline, Baselines, Setup, case
 
 # Reduction in the first stage of SegFormer.
 SR_RATIO = 8
-
-
-@case(
-    'rala-layer',
-    'layer',
-    'RALA with projections, local position and gate, against the same layer channels first and '
-    'the same layer with softmax attention.',
-)
-def _rala_layer(setup: Setup) -> Baselines:
-    from mmlinattn.models.layers import RALA, SoftmaxAttention, map_to_tokens, tokens_to_map
-
-    from ..baselines.channels_first import Attention
-
-    ours = setup.module(RALA(setup.embed_dims, setup.heads))
-    first = setup.module(Attention(ours))
-    options = dict(rotary=True, lepe=5, gate='proj')
-    softmax = setup.module(SoftmaxAttention(setup.embed_dims, setup.heads, **options))
-    hw_shape, x = setup.hw_shape, setup.tokens()
-    x_map = setup.leaf(tokens_to_map(x, hw_shape).contiguous())
-    return {
-        OURS: Baseline.of_module(ours, x, hw_shape, same=True),
-        'channels first': Baseline.of_module(
-            first, x_map, setup.rotary_tables(), same=True, as_first=map_to_tokens
-        ),
-        'SDPA softmax': Baseline.of_module(softmax, x, hw_shape, quadratic=True),
-    }
 
 
 @case(
@@ -141,39 +115,3 @@ def _denoising_mask(setup: Setup) -> Baselines:
         ),
         'RALA without a mask': baseline(linear),
     }
-
-
-FRAME = (14, 14)  # patches of a frame of 224 pixels
-CLIP_ATTENTIONS = {
-    'softmax': 'SoftmaxAttention',
-    'RALA': dict(type='RALA', rotary=False, lepe=0, gate='identity'),
-    'RWGKA': 'RWGKA',
-    'ripple': dict(type='ClipRippleAttention', max_distance=2),
-}
-
-
-def _clip(scheme: str, setup: Setup) -> Baselines:
-    """Return one block of TimeSformer on a clip with a class token, with four attentions."""
-    from mmlinattn.projects.video.space_time_block import SCHEMES, SpaceTimeBlock
-
-    shape = (setup.num_tokens // (FRAME[0] * FRAME[1]), *FRAME)
-    clip = setup.tokens(1 + setup.num_tokens)
-
-    def baseline(name: str) -> Baseline:
-        attn_cfg, steps = CLIP_ATTENTIONS[name], SCHEMES[scheme]
-        block = SpaceTimeBlock(setup.embed_dims, setup.heads, 4, attn_cfg, steps=steps)
-        quadratic = name == 'softmax' and scheme in ('joint', 'sparse')
-        return Baseline.of_module(setup.module(block), clip, shape, 1, quadratic=quadratic)
-
-    return {name: baseline(name) for name in CLIP_ATTENTIONS}
-
-
-for _scheme in ('space', 'joint', 'divided', 'sparse', 'axial'):
-    case(
-        f'clip-{_scheme}',
-        'layer',
-        f'One block of TimeSformer, scheme {_scheme}, on frames of 196 tokens (use --heads 3 '
-        '--head-dim 64 --tokens 1568 18816 for 8 and 96 frames).',
-        multiple=FRAME[0] * FRAME[1],
-        chosen=True,
-    )(partial(_clip, _scheme))

@@ -1,7 +1,7 @@
 """Cases of operators, with torch alone."""
 
 from functools import partial
-from typing import Callable, Optional, Sequence
+from typing import Callable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,33 +17,27 @@ from mmlinattn.ops import (
     stick_breaking,
 )
 
-from ..baselines import flash_bla, textbook
+from ..baselines import textbook
 from .registry import OURS, Baseline, Baselines, Setup, case
 
 
 def operator_baselines(
-    setup: Setup,
     ours: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     textbook: Callable[..., Tensor],
-    library: Optional[Callable[..., Tensor]] = None,
 ) -> Baselines:
     """Return the baselines of an operator: its textbook formula and softmax attention.
 
     Args:
-        ours: called with ``*inputs`` and ``backend``.
+        ours: called with ``*inputs``.
         inputs: q, k, v and all other tensors with a gradient.
         textbook: called with ``*inputs``.
-        library: the same operator of flash-bidirectional-linear-attention, used on a GPU if that
-            package is installed.
     """
-    baselines = {OURS: Baseline(lambda: ours(*inputs, backend='auto'), inputs)}
-    if setup.device.type == 'cuda':
-        baselines[f'{OURS} torch'] = Baseline(lambda: ours(*inputs, backend='torch'), inputs)
-        if library and flash_bla.installed():
-            baselines['flash_bla'] = Baseline(lambda: library(*inputs), inputs)
-    baselines['textbook'] = Baseline(lambda: textbook(*inputs), inputs)
-    return {**baselines, **softmax_baseline(*inputs[:3])}
+    return {
+        OURS: Baseline(lambda: ours(*inputs), inputs),
+        'textbook': Baseline(lambda: textbook(*inputs), inputs),
+        **softmax_baseline(*inputs[:3]),
+    }
 
 
 def softmax_baseline(q: Tensor, k: Tensor, v: Tensor) -> Baselines:
@@ -56,11 +50,7 @@ def softmax_baseline(q: Tensor, k: Tensor, v: Tensor) -> Baselines:
 def _rala(setup: Setup) -> Baselines:
     rotary, tables = Rotary(setup.hw_shape, setup.head_dim), setup.rotary_tables()
     return operator_baselines(
-        setup,
-        partial(rala_attention, rotary=rotary),
-        setup.qkv(),
-        partial(textbook.rala, rotary=tables),
-        partial(flash_bla.rala, rotary=tables),
+        partial(rala_attention, rotary=rotary), setup.qkv(), partial(textbook.rala, rotary=tables)
     )
 
 
@@ -69,10 +59,7 @@ def _mala(setup: Setup) -> Baselines:
     rotary, tables = Rotary(setup.hw_shape, setup.head_dim), setup.rotary_tables()
     q, k, v = setup.qkv()
     baselines = operator_baselines(
-        setup,
-        partial(mala_attention, rotary=rotary),
-        (q, k, v),
-        partial(textbook.mala, rotary=tables),
+        partial(mala_attention, rotary=rotary), (q, k, v), partial(textbook.mala, rotary=tables)
     )
     call = partial(rala_attention, q, k, v, rotary=rotary)
     return {**baselines, 'RALA': Baseline(call, (q, k, v), same=False)}
@@ -84,15 +71,12 @@ def _mala(setup: Setup) -> Baselines:
     'Linear attention of positive features; linear in the tokens, SDPA is quadratic.',
 )
 def _linear(setup: Setup) -> Baselines:
-    return operator_baselines(
-        setup, linear_attention, setup.features(), textbook.linear, flash_bla.linear
-    )
+    return operator_baselines(linear_attention, setup.features(), textbook.linear)
 
 
 @case('linear-elu+1', 'operator', 'Linear attention with the feature map elu + 1 inside.')
 def _linear_elu1(setup: Setup) -> Baselines:
     return operator_baselines(
-        setup,
         partial(linear_attention, feature_map='elu+1'),
         setup.qkv(),
         lambda q, k, v: textbook.linear(F.elu(q) + 1, F.elu(k) + 1, v),
@@ -102,9 +86,7 @@ def _linear_elu1(setup: Setup) -> Baselines:
 @case('additive', 'operator', 'Additive attention; linear in the tokens, SDPA is quadratic.')
 def _additive(setup: Setup) -> Baselines:
     weights = [setup.leaf(setup.randn(setup.heads, setup.head_dim)) for _ in range(2)]
-    return operator_baselines(
-        setup, additive_attention, (*setup.qkv(), *weights), textbook.additive
-    )
+    return operator_baselines(additive_attention, (*setup.qkv(), *weights), textbook.additive)
 
 
 MAX_DISTANCE = 4
@@ -128,10 +110,7 @@ def _ripple(setup: Setup) -> Baselines:
             (q, k, v, weights),
         )
 
-    baselines = {OURS: ripple()}
-    if setup.device.type == 'cuda':
-        baselines[f'{OURS} torch'] = ripple(backend='torch')
-    baselines['summed-area tables'] = ripple(backend='sat')
+    baselines = {OURS: ripple(), 'summed-area tables': ripple(backend='sat')}
     if setup.device.type == 'cpu':  # takes hundreds of GB at the sizes for a GPU
         baselines['tables, textbook'] = Baseline(
             lambda: textbook.ripple_tables(q, k, v, weights, setup.hw_shape), (q, k, v, weights)
@@ -154,7 +133,6 @@ def _random_walk(setup: Setup) -> Baselines:
         setup.leaf(0.1 * setup.randn(setup.heads, NUM_ANCHORS, setup.head_dim)) for _ in range(2)
     ]
     return operator_baselines(
-        setup,
         partial(random_walk_attention, decay=DECAY),
         (*setup.qkv(), *anchors),
         partial(textbook.random_walk, decay=DECAY),

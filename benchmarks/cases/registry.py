@@ -14,11 +14,7 @@ from torch import Tensor, nn
 
 from ..baselines import textbook
 
-KINDS = ('operator', 'layer', 'backbone')
 OURS = 'mmlinattn'
-# Stride of the first stage of most backbones; it defines the number of tokens.
-STRIDE = 4
-LAYOUTS = ('tokens', 'contiguous', 'triton')
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,6 @@ class Baseline:
         inputs: its inputs; a training step computes gradients for them and for ``parameters``.
         same: True if it computes the result of the first baseline; checked before any timing.
         quadratic: True if time grows with the square of the tokens; skipped if it takes too long.
-        as_first: converts its outputs and input gradients to the layout of the first baseline.
     """
 
     call: Callable[[], object]
@@ -109,7 +104,6 @@ class Baseline:
     parameters: Sequence[Tensor] = ()
     same: bool = True
     quadratic: bool = False
-    as_first: Callable[[Tensor], Tensor] = lambda x: x
 
     @classmethod
     def of_module(cls, module: nn.Module, *args: Any, same: bool = False, **options) -> 'Baseline':
@@ -128,8 +122,6 @@ class Case:
         kind: ``'operator'``, ``'layer'`` or ``'backbone'``.
         about: the comparison and the expected result, for the report.
         build: builds the baselines for a setup.
-        stride: pixels per token along each side of the first stage, for a backbone.
-        multiple: the number of tokens of a layer is a multiple of it.
         chosen: True if the case is measured only if it is named.
     """
 
@@ -137,8 +129,6 @@ class Case:
     kind: str
     about: str
     build: Callable[[Setup], Baselines]
-    stride: int = STRIDE
-    multiple: int = 1
     chosen: bool = False
 
 
@@ -157,13 +147,7 @@ def map_shape(num_tokens: int) -> Tuple[int, int]:
 
 
 def case(name: str, kind: str, about: str, **options) -> Callable:
-    """Register a case with the options of :class:`Case`.
-
-    Raises:
-        ValueError: the name is taken, or the kind is unknown.
-    """
-    if name in CASES or kind not in KINDS:
-        raise ValueError(f'case {name!r} is taken, or its kind {kind!r} is none of {KINDS}')
+    """Register a case with the options of :class:`Case`."""
 
     def register(build: Callable[[Setup], Baselines]) -> Callable[[Setup], Baselines]:
         CASES[name] = Case(name, kind, about, build, **options)

@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import yaml
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import build_model
@@ -279,21 +279,7 @@ def refusal(cfg: Config) -> str:
 def _loaded(config: str, options: str) -> Config:
     """Return a config with options: seeds and rates share it, for checks take half a second."""
     path = ROOT / config
-    return load_config(str(path) if path.is_file() else config, _parsed(json.loads(options)))
-
-
-def _parsed(options: dict) -> dict:
-    """Return options with strings such as '(240, 180)' read as ``--cfg-options`` reads them."""
-
-    def parse(value: object) -> object:
-        if isinstance(value, dict):
-            return {key: parse(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [parse(inner) for inner in value]
-        tuple_like = isinstance(value, str) and value.startswith('(')
-        return DictAction._parse_iterable(value) if tuple_like else value
-
-    return {key: parse(value) for key, value in options.items()}
+    return load_config(str(path) if path.is_file() else config, json.loads(options))
 
 
 def read(path: Path, quick: bool = False) -> dict:

@@ -66,18 +66,6 @@ def test_operators_equal_the_definition(name, extra, rotary, backend):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
-def test_gradients_against_finite_differences():
-    packed = PackedShapes([(1, 2), (2, 1), (1, 1)])
-    q, k, v = torch.randn(3, 1, 1, 5, 4, dtype=torch.float64).requires_grad_().unbind()
-    for operator in OPERATORS.values():
-        assert torch.autograd.gradcheck(
-            lambda *qkv, f=operator: f(
-                *qkv, feature_map='elu+1', packed=packed, rotary=Rotary(packed, 4)
-            ),
-            (q, k, v),
-        )
-
-
 def test_given_weights_are_those_of_each_token():
     packed = PackedShapes([(2, 3), (1, 4)])
     q, k, v = torch.randn(3, 1, 2, 10, 8, dtype=torch.float64)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from mmlinattn.ops import (
     BackendError,
-    linear_attention,
     ripple_attention,
     softmax_ripple_attention,
     stick_breaking,
@@ -36,36 +35,6 @@ def with_gradients(inputs, cotangent, **options):
     inputs = [x.clone().requires_grad_() for x in inputs]
     out = ripple_attention(*inputs, **options)
     return [out, *torch.autograd.grad(out, inputs, cotangent)]
-
-
-def loop_ripple(q, k, v, weights, hw, groups, padding, eps=1e-6):
-    """The definition written out with Python loops over tokens: (N, d) each."""
-    out = torch.zeros_like(v)
-    for i in range(len(q)):
-        total = torch.zeros_like(q[0, 0])
-        for m in range(len(q)):
-            if padding[m]:
-                continue
-            distance = max(abs(i // hw[1] - m // hw[1]), abs(i % hw[1] - m % hw[1]))
-            if groups == 'log' and distance:
-                distance = 1 + int(math.log2(distance))
-            weight = weights[i, min(distance, weights.shape[1] - 1)] * (q[i] @ k[m])
-            out[i] += weight * v[m]
-            total = total + weight
-        out[i] /= total + eps
-    return out
-
-
-@pytest.mark.parametrize('hw, max_distance', [((1, 1), 2), ((4, 3), 2), ((1, 9), 3), ((3, 2), 0)])
-@pytest.mark.parametrize('groups', ['chebyshev', 'log'])
-def test_reference_is_the_definition_written_as_loops(groups, hw, max_distance):
-    inputs = case(hw, max_distance, heads=1)
-    padding = torch.rand(1, hw[0] * hw[1]) < 0.3
-    out = ripple_attention(
-        *inputs, hw_shape=hw, groups=groups, key_padding_mask=padding, backend='reference'
-    )
-    expected = loop_ripple(*(x[0, 0] for x in inputs), hw, groups, padding[0])
-    torch.testing.assert_close(out[0, 0], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -132,53 +101,6 @@ def test_all_algorithms_agree_with_gradients(
                 torch.testing.assert_close(result, reference, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_gradients_against_finite_differences(algorithm):
-    inputs = [x.requires_grad_() for x in case((2, 3), 2, heads=1, features=2, dims=2)]
-    padding = torch.tensor([[False, False, True, False, False, False]])
-    assert torch.autograd.gradcheck(
-        lambda *x: ripple_attention(
-            *x, hw_shape=(2, 3), key_padding_mask=padding, backend=algorithm
-        ),
-        inputs,
-    )
-
-
-def break_sticks(logits, offset):
-    """Weights by the definition: a product of shares, group by group, (..., R + 1)."""
-    left, weights = torch.ones_like(logits[..., 0]), []
-    for r, logit in enumerate(logits.unbind(-1)):
-        share = torch.sigmoid(logit - (math.log(logits.shape[-1] - r) if offset else 0))
-        weights.append(left * share)
-        left = left * (1 - share)
-    return torch.stack([*weights, left], -1)
-
-
-@pytest.mark.parametrize('max_distance', [1, 4])
-@pytest.mark.parametrize('stick', ['offset', 'plain'])
-@pytest.mark.parametrize('algorithm', ['auto', *ALGORITHMS])
-def test_weights_of_logits_with_gradients(algorithm, stick, max_distance):
-    hw, (q, k, v, _) = (4, 5), case((4, 5), 1)
-    logits = torch.randn(*q.shape[:3], max_distance, dtype=torch.float64)
-    mask = torch.rand(1, 20) < 0.3
-    cotangent = torch.randn_like(v)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v, logits)]
-    weights = stick_breaking(leaves[3], offset=stick == 'offset')
-    out = ripple_attention(
-        *leaves[:3], weights, hw_shape=hw, key_padding_mask=mask, backend=algorithm
-    )
-    result = [out, *torch.autograd.grad(out, leaves, cotangent)]
-    leaves = [x.clone().requires_grad_() for x in (q, k, v, logits)]
-    weights = break_sticks(leaves[3], stick == 'offset')
-    expected = torch.stack([
-        loop_ripple(*(x[0, head] for x in (*leaves[:3], weights)), hw, 'chebyshev', mask[0])
-        for head in range(2)
-    ])[None]  # fmt: skip
-    expected = [expected, *torch.autograd.grad(expected, leaves, cotangent)]
-    for a, b in zip(result, expected):  # out, then gradients of q, k, v and the logits
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize('algorithm', ['sat', 'tile'])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_break_in_float32(algorithm, dtype):
@@ -195,49 +117,6 @@ def test_logits_break_in_float32(algorithm, dtype):
     torch.testing.assert_close(out, expected.to(dtype), rtol=1e-5, atol=1e-5)
     (grad,) = torch.autograd.grad(out.float().square().sum(), logits)
     assert grad.dtype == dtype and torch.isfinite(grad).all()
-
-
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_no_logits_are_linear_attention(algorithm):
-    q, k, v, _ = case((5, 7), 3)
-    weights = stick_breaking(q[..., :0])
-    out = ripple_attention(q, k, v, weights, hw_shape=(5, 7), backend=algorithm)
-    torch.testing.assert_close(out, linear_attention(q, k, v), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_equal_weights_are_linear_attention(algorithm):
-    q, k, v, _ = case((5, 7), 3)
-    ones = torch.ones(*q.shape[:3], 4, dtype=q.dtype)
-    out = ripple_attention(q, k, v, ones, hw_shape=(5, 7), backend=algorithm)
-    torch.testing.assert_close(out, linear_attention(q, k, v), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_a_distance_beyond_the_map_is_exact(algorithm):
-    q, k, v, weights = case((3, 4), 9)
-    near = ripple_attention(q, k, v, weights[..., :4], hw_shape=(3, 4), backend=algorithm)
-    far = ripple_attention(q, k, v, weights, hw_shape=(3, 4), backend=algorithm)
-    torch.testing.assert_close(far, near, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_padding_gives_each_image_the_result_it_has_alone(algorithm):
-    inputs = case((4, 5), 2)
-    alone = ripple_attention(*inputs, hw_shape=(4, 5), backend=algorithm)
-    # Columns of junk on the right, rows of it below.
-    padded = []
-    for x in inputs:
-        junk = 50 * torch.rand(1, 2, 6, 8, x.shape[-1], dtype=x.dtype)
-        junk[:, :, :4, :5] = x.unflatten(2, (4, 5))
-        padded.append(junk.flatten(2, 3))
-    mask = torch.ones(1, 6, 8, dtype=torch.bool)
-    mask[:, :4, :5] = False
-    out = ripple_attention(
-        *padded, hw_shape=(6, 8), key_padding_mask=mask.flatten(1), backend=algorithm
-    )
-    beside = out.unflatten(2, (6, 8))[:, :, :4, :5].flatten(2, 3)
-    torch.testing.assert_close(beside, alone, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize('algorithm', ['sat', 'tile'])
@@ -335,12 +214,6 @@ def test_stick_breaking_by_hand(offset):
             expected.append(left * part)
             left *= 1 - part
         assert out == pytest.approx([*expected, left], rel=1e-12)
-
-
-def test_stick_breaking_with_offset_is_the_transform_of_torch():
-    logits = torch.randn(7, 4, dtype=torch.float64)
-    expected = torch.distributions.StickBreakingTransform()(logits)
-    torch.testing.assert_close(stick_breaking(logits), expected)
 
 
 def test_extreme_logits_stay_on_the_simplex():
