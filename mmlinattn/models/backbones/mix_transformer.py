@@ -40,17 +40,13 @@ class MixTransformer(HierarchicalBackbone):
         attn_cfg: config or name of the attention of all stages, or a list of four. The stage
             provides ``sr_ratio`` to ``SpatialReductionAttention``.
         in_channels: channels of the image.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
-            embedding.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) of any size.
 
     Returns:
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
-    Raises:
-        ValueError, KeyError: see :class:`HierarchicalBackbone`.
 
     Example:
         >>> import torch

@@ -17,32 +17,22 @@ from .hierarchical import HierarchicalBackbone
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
 ARCHITECTURES = {
     'tiny': dict(
-        embed_dims=(64, 128, 256, 512),
-        depths=(2, 2, 6, 2),
-        num_heads=(1, 2, 4, 8),
+        embed_dims=(64, 128, 256, 512), depths=(2, 2, 6, 2), num_heads=(1, 2, 4, 8),
         drop_path_rate=0.1,
     ),
     'small': dict(
-        embed_dims=(64, 128, 320, 512),
-        depths=(3, 5, 9, 3),
-        num_heads=(1, 2, 5, 8),
+        embed_dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), num_heads=(1, 2, 5, 8),
         drop_path_rate=0.15,
     ),
     'base': dict(
-        embed_dims=(96, 192, 384, 512),
-        depths=(4, 6, 12, 6),
-        num_heads=(1, 2, 6, 8),
-        drop_path_rate=0.4,
-        layer_scale_init=(1.0, 1.0, 1e-6, 1e-6),
+        embed_dims=(96, 192, 384, 512), depths=(4, 6, 12, 6), num_heads=(1, 2, 6, 8),
+        drop_path_rate=0.4, layer_scale_init=(1.0, 1.0, 1e-6, 1e-6),
     ),
     'large': dict(
-        embed_dims=(96, 192, 448, 640),
-        depths=(4, 7, 19, 8),
-        num_heads=(1, 2, 7, 10),
-        drop_path_rate=0.55,
-        layer_scale_init=1e-6,
+        embed_dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), num_heads=(1, 2, 7, 10),
+        drop_path_rate=0.55, layer_scale_init=1e-6,
     ),
-}
+}  # fmt: skip
 RELEASED_ATTENTIONS = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
 STRIDE = 32
 
@@ -113,7 +103,7 @@ class RAVLT(HierarchicalBackbone):
         out_norm: LayerNorm over the channels of every output, for dense prediction; the released
             classifiers have none.
         norm_cfg: norm of stem and downsampling, SyncBN as released.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the stem.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) with H, W >= 32.
@@ -122,11 +112,9 @@ class RAVLT(HierarchicalBackbone):
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: the image is smaller than the stride; errors of :class:`HierarchicalBackbone`.
-        KeyError: the attention is unknown.
+        ValueError: the image is smaller than the stride.
 
     Example:
-        >>> import torch
         >>> model = RAVLT('tiny', norm_cfg=dict(type='BN')).eval()
         >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
         [(1, 64, 16, 24), (1, 128, 8, 12), (1, 256, 4, 6), (1, 512, 2, 3)]
@@ -183,17 +171,11 @@ def _conv(in_channels: int, out_channels: int, stride: int, norm_cfg: dict, act:
     with warnings.catch_warnings():
         # The released weights have the bias, which the batch norm behind it cancels.
         warnings.filterwarnings('ignore', 'Unnecessary conv bias')
+        act_cfg = dict(type='GELU') if act else None
         return ConvModule(
-            in_channels,
-            out_channels,
-            3,
-            stride=stride,
-            padding=1,
-            bias=True,
-            norm_cfg=norm_cfg,
-            act_cfg=dict(type='GELU') if act else None,
-            inplace=False,
-        )
+            in_channels, out_channels, 3, stride=stride, padding=1, bias=True, norm_cfg=norm_cfg,
+            act_cfg=act_cfg, inplace=False,
+        )  # fmt: skip
 
 
 def _stem(in_channels: int, embed_dims: int, norm_cfg: dict) -> nn.Sequential:

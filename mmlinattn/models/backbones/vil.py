@@ -119,8 +119,7 @@ class ViL(HierarchicalBackbone):
         out_norm: LayerNorm over the channels of every output; the release has that of the last
             stage.
         out_type: see :class:`Backbone`; the released classifiers use ``'avg_featmap'``.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
-            embedding.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) of any size.
@@ -129,8 +128,7 @@ class ViL(HierarchicalBackbone):
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: ``embed_dims`` is odd, ``window_size`` or ``img_size`` is not positive; errors
-            of :class:`HierarchicalBackbone`.
+        ValueError: ``embed_dims`` is odd, ``window_size`` or ``img_size`` is not positive.
         KeyError: the attention is unknown.
 
     Example:

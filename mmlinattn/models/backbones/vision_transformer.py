@@ -12,8 +12,9 @@ from ...ops.common.checks import check_sides
 from ...ops.common.packed import PackedShapes
 from ...utils import check_integer
 from ..layers import AttnCfg, BaseAttention
-from .base import Backbone, Part, drop_path_rates, prepend_tokens
-from .patch_embed import new_tokens
+from ..layers.residual import drop_path_rates
+from .base import Backbone, Part
+from .patch_embed import new_tokens, prepend_tokens
 from .transformer_block import TransformerBlock
 from .vit_architectures import ARCHITECTURES, DEFAULTS
 from .vit_patch_embed import ViTPatchEmbed
@@ -68,8 +69,7 @@ class ViT(Backbone):
         pre_norm: norm of the tokens before the first layer, as in CLIP; False.
         out_type: ``'featmap'``, or for heads of MMPretrain ``'avg_featmap'`` (mean of the patches)
             or ``'cls_token'``.
-        others: see :class:`Backbone`; ``frozen_stages`` counts layers, 0 freezes patch embedding,
-            extra tokens and positions.
+        kwargs: options of :class:`Backbone`; ``frozen_stages`` counts layers, 0 freezes ``embed``.
 
     Inputs:
         (B, in_channels, H, W), padded with zeros, right and bottom, to whole patches as in
@@ -86,8 +86,7 @@ class ViT(Backbone):
             not a layer, the patch size does not divide the image size, an attention does not
             support extra tokens, rotary position or packed images, loaded positions cannot be
             resized, a listed image is empty or has other channels; an option is unknown, out of
-            range, or without effect (``act``); errors of :class:`Backbone`.
-        KeyError: the attention is unknown.
+            range, or without effect (``act``).
 
     Example:
         >>> ripple = ['RippleAttention'] * 9 + ['LinearAttention'] * 3
@@ -165,34 +164,22 @@ class ViT(Backbone):
         grid = (height // patch_size, width // patch_size) if options.pos_embed else None
         with_first = with_cls_token and not cls_token_from
         self.embed = self.build_embed(
-            in_channels,
-            dims,
-            patch_size,
-            grid,
-            with_first,
-            num_registers=options.num_registers,
-            pos_resize=options.pos_resize,
-            bias=options.patch_bias,
+            in_channels, dims, patch_size, grid, with_first, num_registers=options.num_registers,
+            pos_resize=options.pos_resize, bias=options.patch_bias,
             norm_eps=options.norm_eps if options.pre_norm else None,
-        )
+        )  # fmt: skip
         self.cls_token_from, self.cls_token = cls_token_from, None
         if 0 < cls_token_from < self.num_built:
             self.cls_token = new_tokens(dims, 1)
         self.layers = ModuleList(
             self.build_layer(
-                dims,
-                options.num_heads,
-                options.mlp_ratio,
-                _with_rotary(self.attn_cfgs[i], options.rotary),
-                *self.drop_paths[i],
-                eps=options.norm_eps,
-                ffn=options.ffn,
-                act=options.act,
-                layer_scale_init=options.layer_scale_init,
-                key_bias=options.key_bias,
+                dims, options.num_heads, options.mlp_ratio,
+                _with_rotary(self.attn_cfgs[i], options.rotary), *self.drop_paths[i],
+                eps=options.norm_eps, ffn=options.ffn, act=options.act,
+                layer_scale_init=options.layer_scale_init, key_bias=options.key_bias,
             )
             for i in range(self.num_built)
-        )
+        )  # fmt: skip
         last = options.final_norm and self.num_built == depth
         self.norm = nn.LayerNorm(dims, eps=options.norm_eps) if last else None
         self.finish()

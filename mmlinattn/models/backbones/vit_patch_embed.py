@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from ...ops.common.numerics import may_be_symbolic
 from ...utils import check_integer
 from ..layers import map_to_tokens
-from .base import prepend_tokens
-from .patch_embed import PatchConv, check_positions, new_tokens
+from .patch_embed import PatchConv, check_positions, new_tokens, prepend_tokens
 
 RESIZES = ('bicubic', 'antialias', 'offset')
 
@@ -31,9 +30,6 @@ class ViTPatchEmbed(BaseModule):
         pos_resize: see :func:`resize_positions`.
         bias: add a bias to the patches.
         norm_eps: eps of a LayerNorm of all tokens, as in CLIP; None for no norm.
-
-    Raises:
-        ValueError: ``num_registers`` is negative or no integer, or ``pos_resize`` is unknown.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class AllMLPHead(LevelwiseSegformerHead):
         norm_cfg: config of the norm of the fusion.
         init_cfg: config of the initial weights; by default they are those of torch's layers, and
             Kaiming's of the fusion.
-        others: see ``BaseDecodeHead`` of MMSegmentation.
+        kwargs: options of ``BaseDecodeHead`` of MMSegmentation.
 
     Inputs:
         list of (B, in_channels[i], H_i, W_i).

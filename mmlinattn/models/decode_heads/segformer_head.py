@@ -24,7 +24,7 @@ class LevelwiseSegformerHead(SegformerHead):
     layers have hooks, such as those of counters of products, or were replaced or wrapped.
 
     Args:
-        others: see MMSegmentation's ``SegformerHead``.
+        kwargs: options of MMSegmentation's ``SegformerHead``.
 
     Inputs:
         list of (B, in_channels[i], H_i, W_i), the largest map first.

@@ -18,21 +18,13 @@ from .smca_modulation import SCALES_PER_HEAD, gaussian_map
 
 
 class Memory(NamedTuple):
-    """Encoder output and its positions, the keys and values of the cross-attention.
+    """Encoder output and its positions, the keys and values of the cross-attention."""
 
-    Attributes:
-        tokens: (B, N, C), output of the encoder.
-        hw_shape: (H, W), H * W == N.
-        pos: (B, N, C), added to the keys.
-        mask: (B, N) bool, True = padding, or None.
-        keys: ``tokens + pos``, which the decoder computes once for all layers.
-    """
-
-    tokens: Tensor
-    hw_shape: Sequence[int]
-    pos: Tensor
-    mask: Optional[Tensor] = None
-    keys: Optional[Tensor] = None
+    tokens: Tensor  # [B, N, C], output of the encoder
+    hw_shape: Sequence[int]  # (H, W), H * W == N
+    pos: Tensor  # [B, N, C], added to the keys
+    mask: Optional[Tensor] = None  # [B, N] bool, True = padding
+    keys: Optional[Tensor] = None  # tokens + pos, which the decoder computes once for all layers
 
 
 class ModulatedAttention(BaseModule):
@@ -40,10 +32,6 @@ class ModulatedAttention(BaseModule):
 
     Logits, softmax and sum are computed in at least float32, since the map can exceed the range of
     half precision.
-
-    Args:
-        embed_dims, num_heads: channels and heads.
-        attn_drop, proj_drop: dropout on the attention weights and on the output.
     """
 
     def __init__(
@@ -70,12 +58,9 @@ class ModulatedAttention(BaseModule):
         """Apply the cross-attention.
 
         Args:
-            query: (B, Q, C), position included.
-            key: (B, N, C), position included.
-            value: (B, N, C).
+            query, key, value: (B, Q, C) and (B, N, C), positions included.
             modulation: (B, heads, Q, N), added to the scaled logits.
-            key_padding_mask: (B, N) bool, True = padding. An image of padding only yields the bias
-                of the output projection, as in every attention of this package.
+            key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
             (B, Q, C), before the residual.
@@ -85,14 +70,9 @@ class ModulatedAttention(BaseModule):
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         with no_autocast(q):
             dtype = accumulation_dtype(q.dtype)
-            out = softmax_attention(
-                q.to(dtype),
-                k.to(dtype),
-                v.to(dtype),
-                key_padding_mask,
-                bias=modulation.to(dtype),
-                dropout=self.attn_drop if self.training else 0.0,
-            )
+            q, k, v, bias = (x.to(dtype) for x in (q, k, v, modulation))
+            dropout = self.attn_drop if self.training else 0.0
+            out = softmax_attention(q, k, v, key_padding_mask, bias=bias, dropout=dropout)
         out = out.transpose(1, 2).flatten(2).to(query.dtype)
         return apply_dropout(self.proj_drop, self.proj(out))
 
@@ -117,9 +97,7 @@ class SMCADecoderLayer(BaseModule):
             to add it to. None for the modulated one.
 
     Raises:
-        ValueError: ``dynamic_scale`` is unknown, or ``smooth`` is not positive.
-        TypeError: ``cross_attn_cfg`` is no config with the arguments of mmcv's
-            ``MultiheadAttention``.
+        ValueError, TypeError: an option has a wrong value.
     """
 
     def __init__(
@@ -205,12 +183,9 @@ class SMCADecoderLayer(BaseModule):
         query = self.norms[0](query)
         if modulation is None:
             query = self.cross_attn(
-                query,
-                memory.tokens,
-                query_pos=query_pos,
-                key_pos=memory.pos,
+                query, memory.tokens, query_pos=query_pos, key_pos=memory.pos,
                 key_padding_mask=memory.mask,
-            )
+            )  # fmt: skip
             return self.norms[2](self.ffn(self.norms[1](query)))
         keys = memory.tokens + memory.pos if memory.keys is None else memory.keys
         attended = self.cross_attn(query + query_pos, keys, memory.tokens, modulation, memory.mask)
@@ -230,9 +205,6 @@ class SMCADecoder(BaseModule):
         layer_cfg: arguments of :class:`SMCADecoderLayer`, shared by all layers.
         stride: pixels per cell.
         norm_cfg: config of the output norm that all layers share.
-
-    Raises:
-        ValueError: ``stride`` is not positive; errors of the layers.
 
     Example:
         >>> decoder = SMCADecoder(2, dict(embed_dims=32, num_heads=4, feedforward_channels=64))
@@ -286,16 +258,12 @@ class SMCADecoder(BaseModule):
         """Decode the queries.
 
         Args:
-            query, query_pos: (B, Q, C).
+            query, query_pos, image_sizes: as in :meth:`predict_points`.
             memory: output of the encoder.
-            image_sizes: (B, 2), width and height in pixels without padding; float32 or float64.
 
         Returns:
             normed outputs of all layers (layers, B, Q, C), and the points (B, Q, 2) before the
             sigmoid.
-
-        Raises:
-            ValueError: the number of tokens of the memory differs from H * W of ``hw_shape``.
         """
         check_hw_shape(memory.tokens.shape[1], memory.hw_shape, 'memory')
         points, reference = self.predict_points(query, query_pos, image_sizes)

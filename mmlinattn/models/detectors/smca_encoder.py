@@ -17,10 +17,6 @@ class DETRFFN(FFN):
     """Feed-forward layer of DETR, mmcv's ``FFN`` with its residual connection.
 
     mmcv inspects the signature of ``FFN.forward`` in each call, which takes longer than the layer.
-
-    Example:
-        >>> DETRFFN(32, 64)(torch.ones(1, 7, 32)).shape
-        torch.Size([1, 7, 32])
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,11 +35,7 @@ class SMCAEncoderLayer(BaseModule):
             latter. Some attentions have an option for dropout on attention weights.
         norm_cfg: config of the norms.
 
-    Raises:
-        KeyError, TypeError, ValueError: errors of the attention.
-
     Example:
-        >>> import torch
         >>> layer = SMCAEncoderLayer('RALA', embed_dims=32, num_heads=2, feedforward_channels=64)
         >>> layer(torch.randn(2, 35, 32), hw_shape=(5, 7)).shape
         torch.Size([2, 35, 32])
@@ -91,9 +83,6 @@ class SMCAEncoder(BaseModule):
 
     Attributes:
         layer_attn_cfgs: attention of each layer.
-
-    Raises:
-        ValueError: the number of attentions differs from ``num_layers``; errors of the layers.
     """
 
     def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:

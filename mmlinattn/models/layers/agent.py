@@ -44,12 +44,12 @@ class AgentAttention(BaseAttention):
             ``map_size``; by default the square root of ``num_agents``. The release has larger grids
             for larger images, with the same weights.
         lepe: kernel size of the convolution, 0 for none.
-        others: see :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
+        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
     Raises:
         ValueError: ``num_agents`` is not a square number, it or ``agent_grid`` is more than the
             tokens of ``map_size``, ``map_size`` or ``agent_grid`` is not one or two positive
-            integers; errors of :class:`BaseAttention`.
+            integers.
 
     Example:
         >>> attn = AgentAttention(embed_dims=64, num_heads=2, num_agents=9, map_size=(12, 20))

@@ -36,10 +36,6 @@ def find_subclass(argument: str, kind: Any, base: type, also_known: Iterable[str
 
     Raises:
         ValueError: ``kind`` is neither; the message names the known ones.
-
-    Example:
-        >>> find_subclass('attn_cfg', 'RALA', BaseAttention).__name__
-        'RALA'
     """
     found = _registered(kind) if isinstance(kind, str) else kind
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -50,12 +46,7 @@ def find_subclass(argument: str, kind: Any, base: type, also_known: Iterable[str
 
 
 def build_with_options(cls: type, argument: str, cfg: dict, **given: Any) -> Any:
-    """Return ``cls(**given, **cfg)``.
-
-    Raises:
-        TypeError: ``cfg`` lacks an option or has an unknown one; the message names the argument
-            and the options.
-    """
+    """Return ``cls(**given, **cfg)``; a TypeError names a missing or unknown option."""
     try:
         return cls(**given, **cfg)
     except TypeError:
@@ -85,10 +76,6 @@ def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[Ba
     Raises:
         KeyError: the type is not registered; the message names the types of this package.
         TypeError: the type is missing or not an attention.
-
-    Example:
-        >>> find_attention(dict(type='RALA', lepe=5)).__name__
-        'RALA'
     """
     if isinstance(attn_cfg, dict) and 'type' not in attn_cfg:
         raise TypeError(f"attn_cfg needs 'type', or 'default' for a hybrid; got {attn_cfg!r}")
@@ -138,11 +125,8 @@ def build_attention(
         wrong = [name for name in cfg if name not in option_names(kind)]
         reason = f'{error}'
         if wrong:
-            others = [
-                name
-                for name, other in registered_subclasses(BaseAttention).items()
-                if wrong[0] in option_names(other)
-            ]
+            kinds = registered_subclasses(BaseAttention).items()
+            others = [name for name, other in kinds if wrong[0] in option_names(other)]
             reason = unknown_option(kind, wrong[0])
             if others:
                 reason = f'it has no option {wrong[0]!r}, an option of {", ".join(others)}'

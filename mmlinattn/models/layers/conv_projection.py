@@ -33,10 +33,9 @@ class ConvProjectionAttention(BaseAttention):
         qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``kv_stride`` is not a positive integer; errors of :class:`BaseAttention`.
+        ValueError: ``kv_stride`` is not a positive integer.
 
     Example:
-        >>> import torch
         >>> attn = ConvProjectionAttention(embed_dims=32, num_heads=4)
         >>> attn(torch.randn(2, 1 + 5 * 6, 32), hw_shape=(5, 6), num_extra_tokens=1).shape
         torch.Size([2, 31, 32])

@@ -151,12 +151,10 @@ class LinearCrossAttention(BaseModule):
         attn = self.attn
         queries = query if query_pos is None else query + query_pos
         keys = key if key_pos is None else key + key_pos
-        values = query if attn.cross_values == 'queries' else value
-        if attn.values_follow_keys:
-            parts = attn.project_parts((queries, 1), (keys, 1), (values, 1))
+        if attn.cross_values == 'queries':  # projected as the queries, without their position
+            parts = attn.project_parts((queries, 1), (keys, 1)) + attn.project_parts((query, 1))
         else:
-            parts = attn.project_parts((queries, 1), (keys, 1))
-            parts += attn.project_parts((values, 1))
+            parts = attn.project_parts((queries, 1), (keys, 1), (value, 1))
         q, k, v = (attn.split_heads(part) for part in parts)
         if attn_mask is None or self.ignore_attn_mask:
             out = self._attend(q, k, v, key_padding_mask)

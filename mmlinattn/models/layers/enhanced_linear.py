@@ -34,10 +34,9 @@ class EnhancedLinearAttention(BaseAttention):
             (such as a class token) are not supported.
 
     Raises:
-        ValueError: a scale is not an odd positive integer; errors of :class:`BaseAttention`.
+        ValueError: a scale is not an odd positive integer.
 
     Example:
-        >>> import torch
         >>> attn = EnhancedLinearAttention(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

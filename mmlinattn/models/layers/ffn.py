@@ -38,7 +38,6 @@ class MLP(BaseModule):
         ValueError: the activation is unknown.
 
     Example:
-        >>> import torch
         >>> MLP(32, 128)(torch.randn(1, 7, 32)).shape
         torch.Size([1, 7, 32])
     """
@@ -64,7 +63,6 @@ class ConvFFN(BaseModule):
         hidden_dims: channels between the two linear layers.
 
     Example:
-        >>> import torch
         >>> ConvFFN(32, 112)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
         torch.Size([1, 6, 32])
     """
@@ -89,7 +87,6 @@ class MixFFN(ConvFFN):
         hidden_dims: channels between the two linear layers.
 
     Example:
-        >>> import torch
         >>> MixFFN(32, 128)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
         torch.Size([1, 6, 32])
     """

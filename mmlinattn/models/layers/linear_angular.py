@@ -34,10 +34,10 @@ class LinearAngularAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         form: ``'released'`` or ``'paper'``.
         lepe: kernel size of the convolution, 0 for none.
-        others: see :class:`BaseAttention`; ``backend`` applies to ``form='paper'``.
+        kwargs: options of :class:`BaseAttention`; ``backend`` applies to ``form='paper'``.
 
     Raises:
-        ValueError: the form is unknown; errors of :class:`BaseAttention`.
+        ValueError: the form is unknown.
 
     Example:
         >>> import torch

@@ -37,7 +37,7 @@ class MLLAAttention(BaseAttention):
             ``rotary=False`` and single heads.
 
     Raises:
-        ValueError: rotary position cannot split the channels; errors of :class:`BaseAttention`.
+        ValueError: rotary position cannot split the channels.
 
     Example:
         >>> import torch

@@ -22,7 +22,6 @@ class PolarFeatures(FeatureMap):
     Each channel of a head learns its scale and power; p starts at 1 + alpha / 2.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         alpha: bound of p - 1.
 
     Raises:
@@ -86,12 +85,12 @@ class PolaFormerAttention(LinearAttention):
         lepe: kernel size of the convolution, 0 for none.
         gate: ``'proj'`` (the paper's), ``'identity'``, ``'tanh'`` or ``None``.
         eps: added to the normaliser, a mean over the keys.
-        others: see :class:`BaseAttention`. The Triton kernels do not support
+        kwargs: options of :class:`BaseAttention`. The Triton kernels do not support
             features that are wider than the values.
 
     Raises:
         ValueError: the channels per head are odd, ``alpha`` is not positive, ``map_size`` is not
-            one or two positive integers; errors of :class:`BaseAttention`.
+            one or two positive integers.
 
     Example:
         >>> attn = PolaFormerAttention(embed_dims=64, num_heads=2)

@@ -34,14 +34,13 @@ class RALA(BaseAttention):
             ``None`` (all 1, "w/o KV aug").
         num_tokens: number of tokens for ``'learnable'``, including extra tokens (class token).
         eps: added to the normaliser.
-        others: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Raises:
         ValueError: an option value is unknown; the map has another number of tokens than
-            ``num_tokens`` (in the forward pass); errors of :class:`BaseAttention`.
+            ``num_tokens`` (in the forward pass).
 
     Example:
-        >>> import torch
         >>> attn = RALA(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

@@ -26,11 +26,10 @@ class RandomWalkAttention(BaseAttention):
         steps: None for walks of unlimited length, 1 for softmax-linear attention, n for walks of
             at most n steps.
         heads_multiplier: factor on the number of heads of the backbone (table 5).
-        others: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1);
-            errors of :class:`BaseAttention`.
+        ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1).
     """
 
     def __init__(
@@ -93,13 +92,12 @@ class RWGKA(RandomWalkAttention):
             the learnt vectors w_m themselves: B_Q = softmax_tokens(w_m . q_j / sqrt(d)) q, and B_K
             in the same way from the keys. The paper does not define the projection. This one has
             no parameter per token, and works for maps of any size.
-        others: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``num_anchors`` is below 1; errors of :class:`RandomWalkAttention`.
+        ValueError: ``num_anchors`` is below 1.
 
     Example:
-        >>> import torch
         >>> attn = RWGKA(embed_dims=64, num_heads=2, num_anchors=16)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
@@ -154,13 +152,12 @@ class RWGKP(RandomWalkAttention):
     Args:
         embed_dims, num_heads, decay, steps, heads_multiplier: see :class:`RandomWalkAttention`.
         num_anchors: largest number of anchors M.
-        others: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``num_anchors`` is below 1; errors of :class:`RandomWalkAttention`.
+        ValueError: ``num_anchors`` is below 1.
 
     Example:
-        >>> import torch
         >>> attn = RWGKP(embed_dims=64, num_heads=2, num_anchors=16)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

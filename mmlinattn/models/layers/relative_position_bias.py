@@ -23,7 +23,6 @@ def relative_position_index(rows: Tensor, columns: Tensor, reach: Tuple[int, int
         integers (Q rows, Q columns, K rows, K columns).
 
     Example:
-        >>> import torch
         >>> rows = torch.arange(2)[:, None] - torch.arange(2)
         >>> relative_position_index(rows, torch.zeros(1, 1, dtype=torch.int64), (1, 1)).flatten(1)
         tensor([[4, 1],

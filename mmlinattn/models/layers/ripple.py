@@ -48,17 +48,15 @@ class RippleAttention(BaseAttention):
         eps: added to the normaliser; unused with ``similarity='softmax'``.
         similarity: ``'linear'``, or ``'softmax'`` for the quadratic form of the paper's appendix,
             see :func:`mmlinattn.ops.softmax_ripple_attention`.
-        others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``, see
-            :func:`mmlinattn.ops.ripple_attention`. ``rotary`` rotates queries and keys before the
-            feature map.
+        kwargs: options of :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``
+            of :func:`mmlinattn.ops.ripple_attention`. ``rotary`` applies before the feature map.
 
     Raises:
         ValueError: ``max_distance`` is not an integer of at least 0, another option value is
-            unknown, ``similarity='softmax'`` is combined with an algorithm of linear ripple
-            attention; errors of :class:`BaseAttention`.
+            unknown, or ``similarity='softmax'`` is combined with an algorithm of linear ripple
+            attention.
 
     Example:
-        >>> import torch
         >>> attn = RippleAttention(embed_dims=64, num_heads=2, max_distance=3)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

@@ -24,13 +24,9 @@ class SoftmaxAttention(BaseAttention):
     Args:
         attn_drop: dropout on the attention weights.
         key_bias: give the keys a bias, if queries and values have one. DINOv3 has none.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Example:
-        >>> import torch
         >>> attn = SoftmaxAttention(embed_dims=32, num_heads=4)
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
         torch.Size([2, 30, 32])

@@ -32,10 +32,9 @@ class SpatialReductionAttention(BaseAttention):
         qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``sr_ratio`` is no positive integer; errors of :class:`BaseAttention`.
+        ValueError: ``sr_ratio`` is no positive integer.
 
     Example:
-        >>> import torch
         >>> attn = SpatialReductionAttention(embed_dims=32, num_heads=4, sr_ratio=2)
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
         torch.Size([2, 30, 32])

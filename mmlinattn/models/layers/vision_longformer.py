@@ -32,11 +32,11 @@ class VisionLongformerAttention(SoftmaxAttention):
         relative_bias: add a learnt bias per head and relative position to the logits.
         num_extra_tokens: number of extra tokens with a bias, see :class:`RelativePositionBias`.
         attn_drop: dropout on the attention weights.
-        others: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Raises:
         ValueError: ``window_size`` is not a positive integer, ``num_extra_tokens`` is not an
-            integer of at least 0; errors of :class:`BaseAttention`.
+            integer of at least 0.
 
     Example:
         >>> attn = VisionLongformerAttention(embed_dims=32, num_heads=4, window_size=3)

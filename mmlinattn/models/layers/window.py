@@ -37,13 +37,12 @@ class WindowAttention(SoftmaxAttention):
             the map are masked.
         relative_bias: add the relative position bias.
         attn_drop: dropout on the attention weights.
-        others: see :class:`BaseAttention`. Extra tokens (such as a class token) are not supported.
+        kwargs: options of :class:`BaseAttention`. Extra tokens are not supported.
 
     Raises:
-        ValueError: ``window_size`` is not a positive integer; errors of :class:`BaseAttention`.
+        ValueError: ``window_size`` is not a positive integer.
 
     Example:
-        >>> import torch
         >>> attn = WindowAttention(embed_dims=32, num_heads=4, window_size=4, shift=True)
         >>> attn(torch.randn(2, 10 * 12, 32), hw_shape=(10, 12)).shape
         torch.Size([2, 120, 32])

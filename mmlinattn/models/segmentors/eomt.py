@@ -7,7 +7,7 @@ from mmseg.models.segmentors import EncoderDecoder
 from torch import Tensor, nn
 
 from ..backbones import ViT
-from ..backbones.base import prepend_tokens
+from ..backbones.patch_embed import prepend_tokens
 
 
 class EoMT(EncoderDecoder):
@@ -25,7 +25,7 @@ class EoMT(EncoderDecoder):
             attentions of the last layers must support extra tokens.
         decode_head: config of an :class:`EoMTHead`.
         num_query_layers: number of layers with queries; 4 in the paper for ViT-L.
-        others: see ``EncoderDecoder`` of MMSegmentation; there is no neck.
+        kwargs: options of ``EncoderDecoder`` of MMSegmentation; there is no neck.
 
     Raises:
         TypeError: the backbone is no ViT.
