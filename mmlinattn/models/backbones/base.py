@@ -35,14 +35,13 @@ class Backbone(BaseModule):
         frozen_stages: -1 freezes nothing, 0 the stem, k also the first k stages.
         with_cp: use activation checkpointing in every block.
         init_cfg: for example ``dict(type='Pretrained', checkpoint=..., prefix='backbone.')``.
-        pretrained: must be None. MMSegmentation sets it from ``model.pretrained`` of older bases.
+        pretrained: must be None; MMSegmentation sets it.
 
     Attributes:
         layer_attn_cfgs, attn_cfgs: attentions of the layers, and of the stages.
         architectures: architectures by the name that the paper gives.
         arch_sizes: the paper's name by size (``'tiny'``, ...), where it names them otherwise.
         arch_required, arch_defaults: keys of an architecture, and values of optional keys.
-        stage_name, input_name, input_shape: for messages.
 
     Raises:
         ValueError: the architecture or an option value is unknown.
@@ -181,7 +180,7 @@ class Backbone(BaseModule):
                 f'{len(x)} {self.input_name}s: call it for each {self.input_name}{vit}'
             )
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = getattr(x, 'dtype', type(x).__name__)
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f'{name} takes a tensor {self.input_shape} of floats, got {kind}')
         count = self.input_shape.count(',') + 1
         if x.dim() != count:

@@ -35,7 +35,7 @@ class CvT(HierarchicalBackbone):
         arch: ``'13'`` or ``'small'``, ``'21'`` or ``'base'``, ``'w24'`` or ``'large'``, or a dict
             with ``embed_dims`` and ``depths`` and optionally ``num_heads``, ``mlp_ratios`` and
             ``drop_path_rate``. As released, the rate rises within the last stage only.
-        attn_cfg: config or name of the attention of all stages, or a list of three.
+        attn_cfg: see :class:`Backbone`.
         in_channels: channels of the image.
         act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'`` as
             transformers uses with the same weights.

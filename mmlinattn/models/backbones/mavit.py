@@ -19,7 +19,7 @@ class MAViT(RAVLT):
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'`` or a dict, as of :class:`RAVLT`.
-        attn_cfg: config or name of the attention of all stages, or a list of four.
+        attn_cfg: see :class:`Backbone`.
         kwargs: options of :class:`RAVLT`.
 
     Example:

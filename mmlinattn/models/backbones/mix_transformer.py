@@ -37,8 +37,7 @@ class MixTransformer(HierarchicalBackbone):
         arch: ``'b0'`` to ``'b5'``, which are also ``'nano'``, ``'tiny'``, ``'small'``, ``'base'``,
             ``'large'`` and ``'huge'``, or a dict with ``embed_dims`` and ``depths`` and optionally
             ``num_heads``, ``mlp_ratios``, ``sr_ratios`` and ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. The stage
-            provides ``sr_ratio`` to ``SpatialReductionAttention``.
+        attn_cfg: see :class:`Backbone`. The stage provides ``sr_ratio``.
         in_channels: channels of the image.
         kwargs: options of :class:`HierarchicalBackbone`.
 

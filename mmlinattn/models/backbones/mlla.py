@@ -136,7 +136,7 @@ class MLLA(HierarchicalBackbone):
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, or a dict with ``embed_dims``, ``depths``,
             ``num_heads`` and optionally ``mlp_ratios`` and ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four.
+        attn_cfg: see :class:`Backbone`.
         in_channels: channels of the image.
         out_norm: LayerNorm over the channels of every output.
         norm_cfg: norm of stem and downsampling, BN as released.

@@ -60,12 +60,7 @@ def prepend_tokens(extra: Tensor, tokens: Tensor) -> Tensor:
 
 
 def resize_embedding(embed: Tensor, size: int) -> Tensor:
-    """Resize an embedding (1, n, C) of positions along an axis to (1, size, C), linearly.
-
-    Example:
-        >>> resize_embedding(torch.tensor([[[0.0], [1.0]]]), 4).flatten().tolist()
-        [0.0, 0.25, 0.75, 1.0]
-    """
+    """Resize an embedding (1, n, C) of positions along an axis to (1, size, C), linearly."""
     if not may_be_symbolic(size) and embed.shape[1] == size:
         return embed
     return F.interpolate(embed.float().mT, size=size, mode='linear').mT.to(embed.dtype)

@@ -40,14 +40,8 @@ STRIDE = 32
 class RAVLTBlock(BaseModule):
     """Conditional position encoding, attention and feed-forward layer with residual connections.
 
-    Args:
-        embed_dims, num_heads: channels and heads.
-        mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`. The block
-            provides the ``rotary``, ``lepe`` and ``gate`` of the released models.
-        drop_path: rate of stochastic depth.
-        layer_scale_init: initial value of the per-channel scales.
-        cpe: add a 3x3 depth-wise convolution of the input (conditional position encoding).
+    Its arguments are those of :class:`TransformerBlock`, and ``cpe``, which adds a 3x3 depth-wise
+    convolution of the input. It provides ``rotary``, ``lepe`` and ``gate`` of the released models.
     """
 
     def __init__(
@@ -61,9 +55,8 @@ class RAVLTBlock(BaseModule):
         cpe: bool = True,
     ) -> None:
         super().__init__()
-        self.cpe = (
-            nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) if cpe else None
-        )
+        conv: dict = dict(padding=1, groups=embed_dims)
+        self.cpe = nn.Conv2d(embed_dims, embed_dims, 3, **conv) if cpe else None
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.attn = build_attention(
             attn_cfg, embed_dims, num_heads, rotary=True, lepe=5, gate='proj'
@@ -96,8 +89,8 @@ class RAVLT(HierarchicalBackbone):
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict with ``embed_dims``,
             ``depths``, ``num_heads`` and optionally ``mlp_ratios``, ``drop_path_rate`` and
             ``layer_scale_init``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. The blocks
-            provide the options of the released models to ``SoftmaxAttention``.
+        attn_cfg: see :class:`Backbone`. The blocks provide the options of the released models to
+            ``SoftmaxAttention``.
         in_channels: channels of the image.
         cpe: conditional position encoding in every block; False is a row of table 9.
         out_norm: LayerNorm over the channels of every output, for dense prediction; the released

@@ -62,8 +62,7 @@ class Swin(HierarchicalBackbone):
         arch: ``'t'`` or ``'tiny'``, ``'s'`` or ``'small'``, ``'b'`` or ``'base'``, or a dict with
             ``embed_dims`` and ``depths`` and optionally ``num_heads``, ``mlp_ratios`` and
             ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. Every second
-            block provides ``shift=True`` to ``WindowAttention``.
+        attn_cfg: see :class:`Backbone`. Every second block provides ``shift=True`` to windows.
         window_size: side of the windows.
         in_channels: channels of the image.
         ffn: feed-forward layers of all stages: ``'mlp'``, or ``'mix'`` with a depth-wise

@@ -139,9 +139,9 @@ class SMCA(DETR):
     ) -> SampleList:
         """Predict boxes that do not depend on the other images of the batch.
 
-        Images of one size run together. Of images of different sizes the encoder takes the packed
-        tokens, all other parts one image after the other without padding, which a backbone would
-        spread over the border. An image without pixels has no boxes.
+        Images of one size run together. Of others the encoder takes the packed tokens. All other
+        parts take them one by one: a backbone would spread padding over the border. An image
+        without pixels has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):

@@ -3,7 +3,6 @@
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from mmcv.cnn import build_norm_layer
 from mmdet.models.layers import MLP
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
@@ -90,7 +89,6 @@ class SMCADecoderLayer(BaseModule):
             feed-forward layer.
         dynamic_scale: ``'type1'`` to ``'type4'``, see :func:`gaussian_map`.
         smooth: see :func:`gaussian_map`.
-        norm_cfg: config of the norms.
         cross_attn_cfg: config of another cross-attention, such as
             ``dict(type='LinearCrossAttention', attn_cfg='RALA')``, see
             :func:`build_detr_attention`; no modulation map, since linear attention has no logits
@@ -108,7 +106,6 @@ class SMCADecoderLayer(BaseModule):
         dropout: float = 0.1,
         dynamic_scale: str = 'type3',
         smooth: float = 8.0,
-        norm_cfg: Optional[dict] = None,
         cross_attn_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
@@ -138,9 +135,8 @@ class SMCADecoderLayer(BaseModule):
                     f'got {cross_attn_cfg!r} ({error})'
                 ) from error
         self.ffn = DETRFFN(embed_dims, feedforward_channels, ffn_drop=dropout)
-        norms = [build_norm_layer(norm_cfg or dict(type='LN'), embed_dims)[1] for _ in range(4)]
-        self.norms = ModuleList(norms[:3])
-        self.point_norm = norms[3]
+        self.norms = ModuleList(nn.LayerNorm(embed_dims) for _ in range(3))
+        self.point_norm = nn.LayerNorm(embed_dims)
         self.offset = nn.Linear(embed_dims, 2 * num_heads) if self.modulated else None
         num_scales = SCALES_PER_HEAD[dynamic_scale] * num_heads if self.modulated else 0
         self.scale = nn.Linear(embed_dims, num_scales) if num_scales else None
@@ -152,15 +148,12 @@ class SMCADecoderLayer(BaseModule):
     def modulation(
         self, query: Tensor, query_pos: Tensor, reference: Tensor, hw_shape: Sequence[int]
     ) -> Tensor:
-        """Return the modulation map of each head around the reference points.
+        """Return the modulation map of each head, (B, heads, Q, H * W).
 
         Args:
             query, query_pos: (B, Q, C), input of the layer.
-            reference: (B, Q, 2), x and y in cells.
+            reference: (B, Q, 2), reference points, x and y in cells.
             hw_shape: (H, W) of the map.
-
-        Returns:
-            (B, heads, Q, H * W).
         """
         assert self.offset is not None  # self.modulated
         features = self.point_features(query, query_pos)
@@ -204,7 +197,6 @@ class SMCADecoder(BaseModule):
         num_layers: number of layers.
         layer_cfg: arguments of :class:`SMCADecoderLayer`, shared by all layers.
         stride: pixels per cell.
-        norm_cfg: config of the output norm that all layers share.
 
     Example:
         >>> decoder = SMCADecoder(2, dict(embed_dims=32, num_heads=4, feedforward_channels=64))
@@ -216,15 +208,8 @@ class SMCADecoder(BaseModule):
         (torch.Size([2, 2, 10, 32]), torch.Size([2, 10, 2]))
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        layer_cfg: dict,
-        stride: int = 32,
-        norm_cfg: Optional[dict] = None,
-        init_cfg: Optional[dict] = None,
-    ) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, num_layers: int, layer_cfg: dict, stride: int = 32) -> None:
+        super().__init__()
         if stride <= 0:
             raise ValueError(f'stride must be positive, got {stride}')
         self.stride = stride
@@ -234,7 +219,7 @@ class SMCADecoder(BaseModule):
                 layer.point_norm = None
         self.embed_dims = self.layers[0].embed_dims
         self.point = MLP(self.embed_dims, self.embed_dims, 2, 3)
-        self.post_norm = build_norm_layer(norm_cfg or dict(type='LN'), self.embed_dims)[1]
+        self.post_norm = nn.LayerNorm(self.embed_dims)
 
     def predict_points(
         self, query: Tensor, query_pos: Tensor, image_sizes: Tensor

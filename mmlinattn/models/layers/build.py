@@ -15,12 +15,7 @@ SHORT_NAMES = dict(softmax='SoftmaxAttention')  # in the short form of a hybrid
 
 
 def registered_subclasses(base: type) -> Dict[str, type]:
-    """Return the registered subclasses of a class by name, in alphabetical order.
-
-    Example:
-        >>> 'RALA' in registered_subclasses(BaseAttention)
-        True
-    """
+    """Return the registered subclasses of a class by name, in alphabetical order."""
     found = sorted(MODELS.module_dict.items())
     return {n: cls for n, cls in found if isinstance(cls, type) and issubclass(cls, base)}
 
@@ -107,8 +102,7 @@ def build_attention(
             lists in ``backbone_options``, unless the config sets them.
 
     Raises:
-        KeyError, TypeError: errors of :func:`find_attention`.
-        TypeError: the attention lacks an option of the config.
+        KeyError, TypeError: the attention is unknown, or lacks an option of the config.
 
     Example:
         >>> attn = build_attention('SoftmaxAttention', embed_dims=64, num_heads=2, sr_ratio=8)

@@ -30,7 +30,7 @@ class ConvProjectionAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         kv_stride: stride of keys and values.
         attn_drop: dropout on the attention weights.
-        qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
 
     Raises:
         ValueError: ``kv_stride`` is not a positive integer.
@@ -54,12 +54,7 @@ class ConvProjectionAttention(BaseAttention):
     unsupported_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        kv_stride: int = 2,
-        attn_drop: float = 0.0,
-        **kwargs,
+        self, embed_dims: int, num_heads: int, kv_stride: int = 2, attn_drop: float = 0.0, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.kv_stride = check_integer('kv_stride', kv_stride)

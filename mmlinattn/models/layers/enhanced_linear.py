@@ -30,8 +30,8 @@ class EnhancedLinearAttention(BaseAttention):
         scales: odd kernel sizes of the aggregations, in addition to the tokens; may be empty.
         eps: added to the normaliser. The release uses 1e-15, which is possible here, too: sums are
             in float32.
-        qkv_bias, proj_bias, proj_drop, backend, init_cfg: see :class:`BaseAttention`. Extra tokens
-            (such as a class token) are not supported.
+        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate. Extra tokens are not
+            supported.
 
     Raises:
         ValueError: a scale is not an odd positive integer.

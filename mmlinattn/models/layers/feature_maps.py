@@ -29,15 +29,10 @@ class FeatureMap(BaseModule):
     Args:
         head_dim: channels d per head.
         num_heads: heads.
-
-    Attributes:
-        exceeds_float16: features can leave the range of float16; float16 inputs give float32.
-        is_per_token: the features of a token depend on this token only, so that those of packed
-            images are computed at once.
     """
 
-    exceeds_float16 = False
-    is_per_token = False
+    exceeds_float16 = False  # if True, float16 inputs give float32
+    is_per_token = False  # if True, the features of packed images are computed at once
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()

@@ -29,9 +29,6 @@ class MALA(BaseAttention):
         eps: added to the divisor.
         kwargs: options of :class:`BaseAttention`.
 
-    Raises:
-        ValueError: an option value is unknown.
-
     Example:
         >>> import torch
         >>> attn = MALA(embed_dims=64, num_heads=2)

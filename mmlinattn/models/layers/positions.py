@@ -38,19 +38,14 @@ class LinearPosition(BaseModule):
     Args:
         head_dim: channels d per head.
         num_heads: heads.
-
-    Attributes:
-        out_dims: channels per head that enter the feature map.
-        supports_extra_tokens: True if extra tokens without a position (class token) are allowed.
-        supports_onnx: True if ONNX and graphs with dynamic sizes can contain it.
     """
 
-    supports_extra_tokens = False
-    supports_onnx = True
+    supports_extra_tokens = False  # tokens without a position, such as a class token
+    supports_onnx = True  # also in graphs with dynamic sizes
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
-        self.head_dim = self.out_dims = head_dim
+        self.head_dim = self.out_dims = head_dim  # out_dims enter the feature map
         self.num_heads = num_heads
 
     def check_export(self, hw_shape: HW) -> None:

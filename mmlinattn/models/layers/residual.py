@@ -24,9 +24,6 @@ def add_branch(
         scale: learnt scales of the channels (C,), or None.
         packed: shapes of packed images, of which each is kept or dropped by itself.
 
-    Returns:
-        (B, N, C).
-
     Example:
         >>> x, branch = torch.zeros(64, 3, 2), torch.ones(64, 3, 2)
         >>> add_branch(x, branch, DropPath(0.5)).unique().tolist()

@@ -25,9 +25,8 @@ class SlinearAttention(RandomWalkAttention):
     The channels take the place of the anchors: one step equals :class:`EfficientAttention`.
 
     Args:
-        embed_dims, num_heads, decay, heads_multiplier: see :class:`RandomWalkAttention`.
         steps: number of steps n, or None for walks of unlimited length.
-        kwargs: options of :class:`BaseAttention`.
+        kwargs: options of :class:`RandomWalkAttention`.
 
     Example:
         >>> attn = SlinearAttention(embed_dims=64, num_heads=2, steps=2)

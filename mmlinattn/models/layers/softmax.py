@@ -70,8 +70,7 @@ def softmax_attention(
     A query whose keys are all padding yields 0, as in every attention of this package.
 
     Args:
-        q: projected queries (B, heads, N, d).
-        k, v: projected keys and values (B, heads, M, d).
+        q, k, v: (B, heads, N, d), and (B, heads, M, d) for keys and values.
         key_padding_mask: (B, M) bool, True = padding.
         bias: added to the scaled logits, broadcastable to (B, heads, N, M).
         dropout: dropout rate on the attention weights.

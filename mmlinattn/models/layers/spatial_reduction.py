@@ -29,7 +29,7 @@ class SpatialReductionAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         sr_ratio: spatial reduction R; 1 for softmax attention without reduction.
         attn_drop: dropout on the attention weights.
-        qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
 
     Raises:
         ValueError: ``sr_ratio`` is no positive integer.
@@ -55,12 +55,7 @@ class SpatialReductionAttention(BaseAttention):
     unsupported_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        sr_ratio: int = 1,
-        attn_drop: float = 0.0,
-        **kwargs,
+        self, embed_dims: int, num_heads: int, sr_ratio: int = 1, attn_drop: float = 0.0, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.sr_ratio = sr_ratio = check_integer('sr_ratio', sr_ratio)
