@@ -54,5 +54,5 @@ def test_bad_input(change, message):
 
 
 def test_a_projected_gate_needs_own_values():
-    with pytest.raises(ValueError, match="gate='proj' needs share_value=False"):
+    with pytest.raises(ValueError, match="gate='proj' has no projection"):
         AdditiveAttention(16, 2, gate='proj')

@@ -13,15 +13,6 @@ from .vil import ViL
 from .vision_transformer import ViT
 
 __all__ = [
-    'MLLA',
-    'RAVLT',
-    'Backbone',
-    'CvT',
-    'HierarchicalBackbone',
-    'MAViT',
-    'MixTransformer',
-    'Swin',
-    'TransformerBlock',
-    'ViL',
-    'ViT',
-]
+    'MLLA', 'RAVLT', 'Backbone', 'CvT', 'HierarchicalBackbone', 'MAViT', 'MixTransformer', 'Swin',
+    'TransformerBlock', 'ViL', 'ViT',
+]  # fmt: skip

@@ -1,6 +1,5 @@
 """Base class of all backbones."""
 
-from numbers import Integral
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -20,40 +19,29 @@ Part = Union[nn.Module, nn.Parameter]
 class Backbone(BaseModule):
     """Base class of all backbones, hierarchical or not.
 
-    It handles architectures, one attention per stage, stochastic depth, output types, freezing and
-    activation checkpointing. In a backbone without stages, such as ViT, "stage" means a layer.
-
-    A subclass sets the class attributes and implements :meth:`count_stages`,
-    :meth:`stochastic_depth`, :meth:`stem_layer`, :meth:`stage_parts`, :meth:`layer_groups` and, if
-    needed, :meth:`init_layer`. Its constructor builds the modules and calls :meth:`finish` last.
+    A subclass sets the class attributes and implements the methods that raise
+    NotImplementedError. Its constructor builds the modules and calls :meth:`finish` last. In a
+    backbone without stages, such as ViT, "stage" means a layer.
 
     Args:
-        arch: a name in ``architectures`` or ``arch_sizes``, or a dict with the keys of
-            ``arch_required`` and optionally those of ``arch_defaults``.
-        attn_cfg: config or name of the attention of all stages; a list with one per stage or one
-            per layer; or the short form of a hybrid, ``dict(default='MALA', softmax=['last4'])``:
-            see :func:`mmlinattn.models.layers.expand_attn_cfg`.
+        arch: a name, or a dict with ``arch_required`` and optionally ``arch_defaults``.
+        attn_cfg: the attention of all stages, of each stage or layer, or the short form of a
+            hybrid: see :func:`mmlinattn.models.layers.expand_attn_cfg`.
         out_indices: stages to return; stages after the last of them are not built.
-        out_type: ``'featmap'`` for maps (B, C_i, H_i, W_i), ``'avg_featmap'`` for their means
-            (B, C_i), or ``'cls_token'`` for the class token (B, C_i) if the backbone has one.
-        drop_path_rate: overrides the rate of stochastic depth of the architecture, which rises
-            linearly from 0 over the blocks.
+        out_type: ``'featmap'``, maps (B, C_i, H_i, W_i); ``'avg_featmap'``, their means (B, C_i);
+            or ``'cls_token'``, the class token (B, C_i), if there is one.
+        drop_path_rate: overrides that of the architecture; it rises linearly over the blocks.
         norm_eval: keep batch norms in eval mode in training.
         frozen_stages: -1 freezes nothing, 0 the stem, k also the first k stages.
         with_cp: use activation checkpointing in every block.
         init_cfg: for example ``dict(type='Pretrained', checkpoint=..., prefix='backbone.')``.
-        pretrained: must be None. MMSegmentation sets it from ``model.pretrained`` of older bases.
+        pretrained: must be None; MMSegmentation sets it.
 
     Attributes:
-        layer_attn_cfgs: attention of each layer, over all stages.
-        attn_cfgs: attention of each stage; a list with one per layer where they differ.
+        layer_attn_cfgs, attn_cfgs: attentions of the layers, and of the stages.
         architectures: architectures by the name that the paper gives.
-        arch_sizes: the paper's name by size (``'tiny'``, ``'small'``, ``'base'``, ...), for papers
-            that name their models otherwise.
+        arch_sizes: the paper's name by size (``'tiny'``, ...), where it names them otherwise.
         arch_required, arch_defaults: keys of an architecture, and values of optional keys.
-        stage_name: ``'stage'`` or ``'layer'``, for messages.
-        input_name, input_shape: the input, for messages.
-        has_cls_token: True if the backbone can have a class token.
 
     Raises:
         ValueError: the architecture or an option value is unknown.
@@ -99,15 +87,13 @@ class Backbone(BaseModule):
         super().__init__(init_cfg)
         self.arch = self._architecture(arch)
         count = self.count_stages()
-        is_list = isinstance(out_indices, (list, tuple)) and out_indices
-        are_stages = is_list and all(i in range(count) for i in out_indices)
-        if not are_stages or len({*out_indices}) < len(out_indices):
+        outs = out_indices if isinstance(out_indices, (list, tuple)) else ()
+        if not outs or len({*outs} & {*range(count)}) < len(outs):
             raise ValueError(
                 f'out_indices must be a list of different {self.stage_name}s in 0..{count - 1}, '
                 f'got {out_indices!r}'
             )
-        is_integer = isinstance(frozen_stages, Integral) and not isinstance(frozen_stages, bool)
-        if not is_integer or frozen_stages not in range(-1, count + 1):
+        if type(frozen_stages) is not int or frozen_stages not in range(-1, count + 1):
             raise ValueError(f'frozen_stages must be in -1..{count}, got {frozen_stages!r}')
         if out_type not in OUT_TYPES:
             raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
@@ -166,10 +152,7 @@ class Backbone(BaseModule):
         raise NotImplementedError
 
     def layer_groups(self) -> List[List[nn.Module]]:
-        """Return the modules by depth: the stem, then each block with the downsampling before it.
-
-        Norms of the outputs and later class tokens are in no group.
-        """
+        """Return the modules by depth: the stem, then each block with the downsampling before."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:
@@ -177,10 +160,7 @@ class Backbone(BaseModule):
         return 0
 
     def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
-        """Initialise a convolution or linear layer, also the projections of attentions.
-
-        Linear layers: truncated normal (std 0.02), zero biases. Convolutions: default of torch.
-        """
+        """Initialise a linear layer (std 0.02, no bias) or, as torch does, a convolution."""
         if isinstance(layer, nn.Linear):
             trunc_normal_init(layer, std=0.02, bias=0)
         else:
@@ -191,19 +171,14 @@ class Backbone(BaseModule):
         return f'{type(self).__name__} convolves maps between its stages'
 
     def check_input(self, x: Tensor) -> None:
-        """Check the input; a subclass checks more.
-
-        Raises:
-            TypeError: it is a list, or no tensor of floats.
-            ValueError: it has another number of dimensions.
-        """
+        """Raise TypeError or ValueError unless the input is a batch; a subclass checks more."""
+        name = type(self).__name__
         if isinstance(x, (list, tuple)):
             vit = ', or use ViT' if self.input_name == 'image' else ''
             raise TypeError(
-                f'{type(self).__name__} takes one tensor {self.input_shape}, got a list of '
+                f'{name} takes one tensor {self.input_shape}, got a list of '
                 f'{len(x)} {self.input_name}s: call it for each {self.input_name}{vit}'
             )
-        name = type(self).__name__
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f'{name} takes a tensor {self.input_shape} of floats, got {kind}')
@@ -214,12 +189,12 @@ class Backbone(BaseModule):
             raise ValueError(f'{name} takes {self.input_shape}, got {tuple(x.shape)}{add}')
 
     def finish(self) -> None:
-        """Check the attentions, set the memory format and freeze, after all modules are built."""
+        """Check the attentions, set the memory format and freeze."""
         for i in range(self.num_built):
-            for part in self.stage_parts(i):
-                for module in part.modules() if isinstance(part, nn.Module) else ():
-                    if isinstance(module, BaseAttention):
-                        module.check_extra_tokens(self.num_extra_tokens(i))
+            parts = nn.ModuleList(p for p in self.stage_parts(i) if isinstance(p, nn.Module))
+            for module in parts.modules():
+                if isinstance(module, BaseAttention):
+                    module.check_extra_tokens(self.num_extra_tokens(i))
         # In channels_last, maps and tokens are views of the same memory.
         self.to(memory_format=torch.channels_last)
         self._freeze()
@@ -259,44 +234,16 @@ class Backbone(BaseModule):
         return self
 
     def _freeze(self) -> None:
-        if self.frozen_stages < 0:
-            return
         frozen = range(min(self.frozen_stages, self.num_built))
-        for part in [self.stem_layer(), *(part for i in frozen for part in self.stage_parts(i))]:
+        stem = [self.stem_layer()] if self.frozen_stages >= 0 else []
+        for part in [*stem, *(part for i in frozen for part in self.stage_parts(i))]:
             part.requires_grad_(False)
             if isinstance(part, nn.Module):
                 part.eval()
 
 
-def prepend_tokens(extra: Tensor, tokens: Tensor) -> Tensor:
-    """Prepend extra tokens (1, E, C) to tokens (B, N, C), in the dtype of the latter.
-
-    Returns:
-        (B, E + N, C).
-    """
-    return torch.cat([extra.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
-
-
 def _by_stage(cfgs: List[AttnCfg], depths: Sequence[int]) -> List[Any]:
     """Return the attention of each stage, a list where its layers differ."""
-    stages, cfgs = [], list(cfgs)
-    for depth in depths:
-        stage, cfgs = cfgs[:depth], cfgs[depth:]
-        stages.append(stage[0] if all(cfg == stage[0] for cfg in stage) else stage)
-    return stages
-
-
-def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:
-    """Return drop path rates that rise from 0 to ``rate`` over all blocks, one list per stage.
-
-    Raises:
-        ValueError: ``rate`` is outside of [0, 1).
-
-    Example:
-        >>> drop_path_rates(0.5, (1, 2))
-        [[0.0], [0.25, 0.5]]
-    """
-    if not isinstance(rate, (int, float)) or not 0 <= rate < 1:
-        raise ValueError(f'drop_path_rate must be in [0, 1), got {rate!r}')
-    rates = torch.linspace(0, rate, sum(depths), device='cpu').tolist()
-    return [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]
+    rest = iter(cfgs)
+    stages = [[next(rest) for _ in range(depth)] for depth in depths]
+    return [stage[0] if all(cfg == stage[0] for cfg in stage) else stage for stage in stages]

@@ -7,7 +7,8 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from ..layers import AttnCfg
-from .base import Part, drop_path_rates
+from ..layers.residual import drop_path_rates
+from .base import Part
 from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchEmbed, new_tokens
 from .transformer_block import TransformerBlock
@@ -34,7 +35,7 @@ class CvT(HierarchicalBackbone):
         arch: ``'13'`` or ``'small'``, ``'21'`` or ``'base'``, ``'w24'`` or ``'large'``, or a dict
             with ``embed_dims`` and ``depths`` and optionally ``num_heads``, ``mlp_ratios`` and
             ``drop_path_rate``. As released, the rate rises within the last stage only.
-        attn_cfg: config or name of the attention of all stages, or a list of three.
+        attn_cfg: see :class:`Backbone`.
         in_channels: channels of the image.
         act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'`` as
             transformers uses with the same weights.
@@ -42,8 +43,7 @@ class CvT(HierarchicalBackbone):
         out_norm: LayerNorm over the channels of every output; the release has that of the last
             stage.
         out_type: see :class:`Backbone`; ``'cls_token'`` needs ``out_indices=(2,)``.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
-            embedding.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) with H, W >= 3.
@@ -51,9 +51,6 @@ class CvT(HierarchicalBackbone):
     Returns:
         tuple of contiguous maps with strides 4, 8 and 16, or (B, C_i). The first map has
         (H + 1) // 4 rows; the others halve it, rounded up.
-
-    Raises:
-        ValueError, KeyError: see :class:`HierarchicalBackbone`.
 
     Example:
         >>> import torch

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from ...utils import check_integer
 from ..layers import AttnCfg, expand_attn_cfg, map_to_tokens, tokens_to_map
-from .base import Backbone, Part, drop_path_rates, prepend_tokens
+from ..layers.residual import drop_path_rates
+from .base import Backbone, Part
+from .patch_embed import prepend_tokens
 
 # Name of the tensor by which a converted file says what attention it was trained with, per stage.
 TRAINED_ATTENTION = 'trained_attention'
@@ -23,16 +25,14 @@ class HierarchicalBackbone(Backbone):
     A subclass sets the class attributes. ``arch_required`` and ``arch_defaults`` together contain
     at least ``embed_dims``, ``depths``, ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``. Its
     constructor sets ``self.stages`` to MMEngine's ModuleList, calls :meth:`build_stage` for each
-    stage and :meth:`finish` last. It implements :meth:`downsample_layer` and, if needed,
-    :meth:`init_layer`, :meth:`extra_tokens`, :meth:`stage_norm` and :meth:`stage_parts`.
-    ``docs/design.md`` has a complete example.
+    stage and :meth:`finish` last. It implements :meth:`downsample_layer` and, if needed, other
+    methods. ``docs/design.md`` has a complete example.
 
     Args:
         arch: see :class:`Backbone`. Values are lists with one number per stage, or one number for
             all stages; ``drop_path_rate`` is one number.
-        attn_cfg: config or name of the attention of all stages, or a list with one per stage.
         out_indices: stages to return, all by default; stages after the last are not built.
-        others: see :class:`Backbone`.
+        attn_cfg, kwargs: options of :class:`Backbone`.
 
     Attributes:
         num_stages: number of stages, 4 by default.
@@ -43,10 +43,6 @@ class HierarchicalBackbone(Backbone):
 
     Returns:
         tuple of maps (B, C_i, H_i, W_i), contiguous, or (B, C_i) with another ``out_type``.
-
-    Raises:
-        ValueError: the architecture or an option value is unknown.
-        KeyError: the attention is unknown.
     """
 
     stages: ModuleList
@@ -96,22 +92,17 @@ class HierarchicalBackbone(Backbone):
             block: class of the blocks, called as ``block(embed_dims, num_heads, mlp_ratio,
                 attn_cfg, drop_path=..., **options)``.
             odd_block_options: further options of the blocks 1, 3, ...
-            options: options of all blocks.
         """
-        sizes = (self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios'))
-        args = tuple(sizes)
+        sizes = [self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios')]
         cfgs = expand_attn_cfg(self.attn_cfgs[i], len(self.drop_paths[i]), 'layer')
         blocks = ModuleList()
         for j, rate in enumerate(self.drop_paths[i]):
             block_options = (odd_block_options or {}) if j % 2 else {}
-            blocks.append(block(*args, cfgs[j], drop_path=rate, **options, **block_options))
+            blocks.append(block(*sizes, cfgs[j], drop_path=rate, **options, **block_options))
         self.stages.append(blocks)
 
     def downsample_layer(self, i: int) -> nn.Module:
-        """Return the module before stage ``i``, which maps the previous map to that of the stage.
-
-        For stage 0 it is the stem, which takes the image.
-        """
+        """Return the module before stage ``i``; for stage 0 the stem, which takes the image."""
         raise NotImplementedError
 
     def stem_layer(self) -> nn.Module:
@@ -145,11 +136,7 @@ class HierarchicalBackbone(Backbone):
         return [self.downsample_layer(i), self.stages[i], *norm]
 
     def finish(self, norm_eps: Optional[float] = None) -> None:
-        """Add the output norms, then call :meth:`Backbone.finish`.
-
-        Args:
-            norm_eps: eps of a LayerNorm over the channels of every output; None for no norms.
-        """
+        """Add a LayerNorm with ``norm_eps`` to every output, and finish as :class:`Backbone`."""
         normed, dims = self.out_indices if norm_eps else (), self.arch['embed_dims']
         norms = {str(i): nn.LayerNorm(dims[i], norm_eps or 0.0) for i in normed}
         self.out_norms = nn.ModuleDict(norms)

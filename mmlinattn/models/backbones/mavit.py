@@ -19,8 +19,8 @@ class MAViT(RAVLT):
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'`` or a dict, as of :class:`RAVLT`.
-        attn_cfg: config or name of the attention of all stages, or a list of four.
-        others: see :class:`RAVLT`.
+        attn_cfg: see :class:`Backbone`.
+        kwargs: options of :class:`RAVLT`.
 
     Example:
         >>> import torch

@@ -37,20 +37,15 @@ class MixTransformer(HierarchicalBackbone):
         arch: ``'b0'`` to ``'b5'``, which are also ``'nano'``, ``'tiny'``, ``'small'``, ``'base'``,
             ``'large'`` and ``'huge'``, or a dict with ``embed_dims`` and ``depths`` and optionally
             ``num_heads``, ``mlp_ratios``, ``sr_ratios`` and ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. The stage
-            provides ``sr_ratio`` to ``SpatialReductionAttention``.
+        attn_cfg: see :class:`Backbone`. The stage provides ``sr_ratio``.
         in_channels: channels of the image.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
-            embedding.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) of any size.
 
     Returns:
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
-    Raises:
-        ValueError, KeyError: see :class:`HierarchicalBackbone`.
 
     Example:
         >>> import torch

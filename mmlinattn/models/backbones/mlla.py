@@ -25,24 +25,18 @@ from .patch_embed import pad_to_multiple
 # Sizes and stochastic depth of the released ImageNet models.
 ARCHITECTURES = {
     'tiny': dict(
-        embed_dims=(64, 128, 256, 512),
-        depths=(2, 4, 8, 4),
-        num_heads=(2, 4, 8, 16),
+        embed_dims=(64, 128, 256, 512), depths=(2, 4, 8, 4), num_heads=(2, 4, 8, 16),
         drop_path_rate=0.2,
     ),
     'small': dict(
-        embed_dims=(64, 128, 256, 512),
-        depths=(3, 6, 21, 6),
-        num_heads=(2, 4, 8, 16),
+        embed_dims=(64, 128, 256, 512), depths=(3, 6, 21, 6), num_heads=(2, 4, 8, 16),
         drop_path_rate=0.3,
     ),
     'base': dict(
-        embed_dims=(96, 192, 384, 768),
-        depths=(3, 6, 21, 6),
-        num_heads=(3, 6, 12, 24),
+        embed_dims=(96, 192, 384, 768), depths=(3, 6, 21, 6), num_heads=(3, 6, 12, 24),
         drop_path_rate=0.5,
     ),
-}
+}  # fmt: skip
 
 
 class MLLABlock(BaseModule):
@@ -55,20 +49,11 @@ class MLLABlock(BaseModule):
         x = x + dwconv(x)
         x = x + mlp(n(x))
 
-    Args:
-        embed_dims, num_heads: channels and heads.
-        mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`.
-        drop_path: rate of stochastic depth.
+    Its arguments are those of :class:`TransformerBlock`.
     """
 
     def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        mlp_ratio: float,
-        attn_cfg: AttnCfg,
-        drop_path: float = 0.0,
+        self, embed_dims: int, num_heads: int, mlp_ratio: float, attn_cfg: AttnCfg, drop_path: float
     ) -> None:
         super().__init__()
         self.cpe1, self.dwconv, self.cpe2 = (
@@ -98,11 +83,6 @@ class MLLABlock(BaseModule):
 class MLLAStem(BaseModule):
     """Stem of MLLA: 3x3 convolutions, two of them with stride 2; the image is padded with zeros to
     multiples of 4.
-
-    Args:
-        in_channels: channels of the image.
-        embed_dims: channels of the first stage, even.
-        norm_cfg: norm behind each convolution.
     """
 
     def __init__(self, in_channels: int, embed_dims: int, norm_cfg: dict) -> None:
@@ -127,10 +107,6 @@ class MLLAStem(BaseModule):
 class MLLADownsample(nn.Sequential):
     """Downsampling of MLLA: 1x1 to four times the channels of the next stage, depth-wise 3x3 with
     stride 2, 1x1; maps are padded with zeros to even sizes.
-
-    Args:
-        in_channels, out_channels: channels of the stages before and after it.
-        norm_cfg: norm behind the last convolution.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm_cfg: dict) -> None:
@@ -160,11 +136,11 @@ class MLLA(HierarchicalBackbone):
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, or a dict with ``embed_dims``, ``depths``,
             ``num_heads`` and optionally ``mlp_ratios`` and ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four.
+        attn_cfg: see :class:`Backbone`.
         in_channels: channels of the image.
         out_norm: LayerNorm over the channels of every output.
         norm_cfg: norm of stem and downsampling, BN as released.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the stem.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) of any size.
@@ -173,9 +149,7 @@ class MLLA(HierarchicalBackbone):
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: the channels of the first stage are odd, or do not suit the attention; errors of
-            :class:`HierarchicalBackbone`.
-        KeyError: the attention is unknown.
+        ValueError: the channels of the first stage are odd, or do not suit the attention.
 
     Example:
         >>> import torch
@@ -195,10 +169,9 @@ class MLLA(HierarchicalBackbone):
         in_channels: int = 3,
         out_norm: bool = True,
         norm_cfg: Optional[dict] = None,
-        out_indices: Optional[Sequence[int]] = None,
         **kwargs,
     ) -> None:
-        super().__init__(arch, attn_cfg, out_indices, **kwargs)
+        super().__init__(arch, attn_cfg, **kwargs)
         norm_cfg = norm_cfg or dict(type='BN')
         dims = self.arch['embed_dims']
         if dims[0] % 2:

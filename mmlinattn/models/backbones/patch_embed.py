@@ -12,13 +12,7 @@ from ..layers import map_to_tokens, tokens_to_map
 
 
 def pad_to_multiple(x: Tensor, side: int) -> Tensor:
-    """Pad a map (B, C, H, W) with zeros, right and bottom, to multiples of ``side``.
-
-    Example:
-        >>> import torch
-        >>> pad_to_multiple(torch.ones(1, 1, 5, 8), 4).shape
-        torch.Size([1, 1, 8, 8])
-    """
+    """Pad a map (B, C, H, W) with zeros, right and bottom, to multiples of ``side``."""
     rows, columns = ((side - size % side) % side for size in x.shape[-2:])
     # An export with dynamic sizes must not branch on them.
     if is_static(rows, columns) and not (rows or columns):
@@ -27,13 +21,7 @@ def pad_to_multiple(x: Tensor, side: int) -> Tensor:
 
 
 class PatchConv(nn.Conv2d):
-    """Convolution of non-overlapping patches; the map is padded with zeros to whole patches.
-
-    Args:
-        in_channels, out_channels: channels.
-        patch_size: side of a patch.
-        bias: add a bias.
-    """
+    """Convolution of non-overlapping patches; the map is padded with zeros to whole patches."""
 
     def __init__(
         self, in_channels: int, out_channels: int, patch_size: int, bias: bool = True
@@ -46,12 +34,7 @@ class PatchConv(nn.Conv2d):
 
 
 class PatchEmbed(BaseModule):
-    """Convolution of patches, then LayerNorm over the channels.
-
-    Args:
-        conv: the convolution, such as a :class:`PatchConv`.
-        eps: eps of the norm.
-    """
+    """Convolution of patches, then LayerNorm over the channels."""
 
     def __init__(self, conv: nn.Conv2d, eps: float = 1e-5) -> None:
         super().__init__()
@@ -71,25 +54,20 @@ def new_tokens(embed_dims: int, count: Optional[int]) -> Optional[nn.Parameter]:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, embed_dims), std=0.02))
 
 
-def resize_embedding(embed: Tensor, size: int) -> Tensor:
-    """Resize an embedding (1, n, C) of positions along an axis to (1, size, C), linearly.
+def prepend_tokens(extra: Tensor, tokens: Tensor) -> Tensor:
+    """Return extra tokens (1, E, C) before tokens (B, N, C), in the dtype of the latter."""
+    return torch.cat([extra.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
 
-    Example:
-        >>> resize_embedding(torch.tensor([[[0.0], [1.0]]]), 4).flatten().tolist()
-        [0.0, 0.25, 0.75, 1.0]
-    """
+
+def resize_embedding(embed: Tensor, size: int) -> Tensor:
+    """Resize an embedding (1, n, C) of positions along an axis to (1, size, C), linearly."""
     if not may_be_symbolic(size) and embed.shape[1] == size:
         return embed
     return F.interpolate(embed.float().mT, size=size, mode='linear').mT.to(embed.dtype)
 
 
 def check_positions(name: str, loaded: Tensor, expected: Tensor) -> None:
-    """Raise ValueError unless loaded position embeddings can be resized to those of the model.
-
-    Args:
-        name: key in the checkpoint, for the message.
-        loaded, expected: position embeddings of the checkpoint and of the model, (1, N, C).
-    """
+    """Raise ValueError unless loaded positions (1, N, C) can be resized to those of the model."""
     if loaded.dim() != 3 or loaded.shape[-1] != expected.shape[-1]:
         raise ValueError(
             f'{name} has shape {tuple(loaded.shape)}, the model needs {tuple(expected.shape)}: '

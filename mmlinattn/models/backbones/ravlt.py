@@ -17,32 +17,22 @@ from .hierarchical import HierarchicalBackbone
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
 ARCHITECTURES = {
     'tiny': dict(
-        embed_dims=(64, 128, 256, 512),
-        depths=(2, 2, 6, 2),
-        num_heads=(1, 2, 4, 8),
+        embed_dims=(64, 128, 256, 512), depths=(2, 2, 6, 2), num_heads=(1, 2, 4, 8),
         drop_path_rate=0.1,
     ),
     'small': dict(
-        embed_dims=(64, 128, 320, 512),
-        depths=(3, 5, 9, 3),
-        num_heads=(1, 2, 5, 8),
+        embed_dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), num_heads=(1, 2, 5, 8),
         drop_path_rate=0.15,
     ),
     'base': dict(
-        embed_dims=(96, 192, 384, 512),
-        depths=(4, 6, 12, 6),
-        num_heads=(1, 2, 6, 8),
-        drop_path_rate=0.4,
-        layer_scale_init=(1.0, 1.0, 1e-6, 1e-6),
+        embed_dims=(96, 192, 384, 512), depths=(4, 6, 12, 6), num_heads=(1, 2, 6, 8),
+        drop_path_rate=0.4, layer_scale_init=(1.0, 1.0, 1e-6, 1e-6),
     ),
     'large': dict(
-        embed_dims=(96, 192, 448, 640),
-        depths=(4, 7, 19, 8),
-        num_heads=(1, 2, 7, 10),
-        drop_path_rate=0.55,
-        layer_scale_init=1e-6,
+        embed_dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), num_heads=(1, 2, 7, 10),
+        drop_path_rate=0.55, layer_scale_init=1e-6,
     ),
-}
+}  # fmt: skip
 RELEASED_ATTENTIONS = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
 STRIDE = 32
 
@@ -50,14 +40,8 @@ STRIDE = 32
 class RAVLTBlock(BaseModule):
     """Conditional position encoding, attention and feed-forward layer with residual connections.
 
-    Args:
-        embed_dims, num_heads: channels and heads.
-        mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`. The block
-            provides the ``rotary``, ``lepe`` and ``gate`` of the released models.
-        drop_path: rate of stochastic depth.
-        layer_scale_init: initial value of the per-channel scales.
-        cpe: add a 3x3 depth-wise convolution of the input (conditional position encoding).
+    Its arguments are those of :class:`TransformerBlock`, and ``cpe``, which adds a 3x3 depth-wise
+    convolution of the input. It provides ``rotary``, ``lepe`` and ``gate`` of the released models.
     """
 
     def __init__(
@@ -71,9 +55,8 @@ class RAVLTBlock(BaseModule):
         cpe: bool = True,
     ) -> None:
         super().__init__()
-        self.cpe = (
-            nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) if cpe else None
-        )
+        conv: dict = dict(padding=1, groups=embed_dims)
+        self.cpe = nn.Conv2d(embed_dims, embed_dims, 3, **conv) if cpe else None
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.attn = build_attention(
             attn_cfg, embed_dims, num_heads, rotary=True, lepe=5, gate='proj'
@@ -106,14 +89,14 @@ class RAVLT(HierarchicalBackbone):
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict with ``embed_dims``,
             ``depths``, ``num_heads`` and optionally ``mlp_ratios``, ``drop_path_rate`` and
             ``layer_scale_init``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. The blocks
-            provide the options of the released models to ``SoftmaxAttention``.
+        attn_cfg: see :class:`Backbone`. The blocks provide the options of the released models to
+            ``SoftmaxAttention``.
         in_channels: channels of the image.
         cpe: conditional position encoding in every block; False is a row of table 9.
         out_norm: LayerNorm over the channels of every output, for dense prediction; the released
             classifiers have none.
         norm_cfg: norm of stem and downsampling, SyncBN as released.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the stem.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) with H, W >= 32.
@@ -122,11 +105,9 @@ class RAVLT(HierarchicalBackbone):
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: the image is smaller than the stride; errors of :class:`HierarchicalBackbone`.
-        KeyError: the attention is unknown.
+        ValueError: the image is smaller than the stride.
 
     Example:
-        >>> import torch
         >>> model = RAVLT('tiny', norm_cfg=dict(type='BN')).eval()
         >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
         [(1, 64, 16, 24), (1, 128, 8, 12), (1, 256, 4, 6), (1, 512, 2, 3)]
@@ -183,17 +164,11 @@ def _conv(in_channels: int, out_channels: int, stride: int, norm_cfg: dict, act:
     with warnings.catch_warnings():
         # The released weights have the bias, which the batch norm behind it cancels.
         warnings.filterwarnings('ignore', 'Unnecessary conv bias')
+        act_cfg = dict(type='GELU') if act else None
         return ConvModule(
-            in_channels,
-            out_channels,
-            3,
-            stride=stride,
-            padding=1,
-            bias=True,
-            norm_cfg=norm_cfg,
-            act_cfg=dict(type='GELU') if act else None,
-            inplace=False,
-        )
+            in_channels, out_channels, 3, stride=stride, padding=1, bias=True, norm_cfg=norm_cfg,
+            act_cfg=act_cfg, inplace=False,
+        )  # fmt: skip
 
 
 def _stem(in_channels: int, embed_dims: int, norm_cfg: dict) -> nn.Sequential:

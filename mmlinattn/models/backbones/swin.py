@@ -1,7 +1,7 @@
 """Swin Transformer (Liu et al., ICCV 2021) with any attention."""
 
 from itertools import pairwise
-from typing import Optional, Sequence, Union
+from typing import Sequence, Union
 
 from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
@@ -62,14 +62,13 @@ class Swin(HierarchicalBackbone):
         arch: ``'t'`` or ``'tiny'``, ``'s'`` or ``'small'``, ``'b'`` or ``'base'``, or a dict with
             ``embed_dims`` and ``depths`` and optionally ``num_heads``, ``mlp_ratios`` and
             ``drop_path_rate``.
-        attn_cfg: config or name of the attention of all stages, or a list of four. Every second
-            block provides ``shift=True`` to ``WindowAttention``.
+        attn_cfg: see :class:`Backbone`. Every second block provides ``shift=True`` to windows.
         window_size: side of the windows.
         in_channels: channels of the image.
         ffn: feed-forward layers of all stages: ``'mlp'``, or ``'mix'`` with a depth-wise
             convolution; or a list of four.
         out_norm: LayerNorm over the channels of every output.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the patch embedding.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) of any size.
@@ -78,9 +77,7 @@ class Swin(HierarchicalBackbone):
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: ``ffn`` is unknown, or a list of another length; errors of
-            :class:`HierarchicalBackbone`.
-        KeyError: see :class:`HierarchicalBackbone`.
+        ValueError: ``ffn`` is unknown, or a list of another length.
 
     Example:
         >>> import torch
@@ -102,10 +99,9 @@ class Swin(HierarchicalBackbone):
         in_channels: int = 3,
         ffn: Union[str, Sequence[str]] = 'mlp',
         out_norm: bool = True,
-        out_indices: Optional[Sequence[int]] = None,
         **kwargs,
     ) -> None:
-        super().__init__(arch, attn_cfg, out_indices, **kwargs)
+        super().__init__(arch, attn_cfg, **kwargs)
         ffns = [ffn] * self.num_stages if isinstance(ffn, str) else ffn
         if not isinstance(ffns, (list, tuple)) or len(ffns) != self.num_stages:
             raise ValueError(
@@ -116,14 +112,9 @@ class Swin(HierarchicalBackbone):
         self.merges = ModuleList(PatchMerging(*pair) for pair in pairwise(dims))
         self.stages = ModuleList()
         for i in range(self.num_built):
-            self.build_stage(
-                i,
-                TransformerBlock,
-                odd_block_options=dict(shift=True),
-                eps=1e-5,
-                ffn=ffns[i],
-                window_size=window_size,
-            )
+            odd = dict(shift=True)
+            options: dict = dict(eps=1e-5, ffn=ffns[i], window_size=window_size)
+            self.build_stage(i, TransformerBlock, odd_block_options=odd, **options)
         self.finish(norm_eps=1e-5 if out_norm else None)
 
     def downsample_layer(self, i: int) -> nn.Module:

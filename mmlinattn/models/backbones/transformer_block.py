@@ -42,11 +42,6 @@ class TransformerBlock(BaseModule):
             feed-forward layer (CaiT, DeiT III); None for no scales.
         backbone_options: options provided to the attention, see
             :func:`mmlinattn.models.layers.build_attention`.
-
-    Raises:
-        TypeError: an option of the block is misspelt.
-        ValueError: ``ffn`` or ``act`` is unknown.
-        KeyError: the attention is unknown.
     """
 
     def __init__(
@@ -84,8 +79,8 @@ class TransformerBlock(BaseModule):
         self.drop_path = DropPath(drop_path)
         self.gamma1 = self.gamma2 = None
         if layer_scale_init is not None:
-            self.gamma1 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
-            self.gamma2 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
+            scale = torch.full((embed_dims,), float(layer_scale_init))
+            self.gamma1, self.gamma2 = nn.Parameter(scale), nn.Parameter(scale.clone())
 
     def forward(self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int = 0) -> Tensor:
         """Apply the block to tokens (B, E + N, C), of which the first E are extra tokens.
@@ -95,9 +90,8 @@ class TransformerBlock(BaseModule):
         packed = None
         if isinstance(hw_shape, PackedShapes):
             packed = hw_shape.with_extra_tokens(num_extra_tokens)
-        drop_path = self.drop_path
-        attended = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens)
-        x = add_branch(x, attended, drop_path, self.gamma1, packed)
+        out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens)
+        x = add_branch(x, out, self.drop_path, self.gamma1, packed)
         hidden = self.norm2(x)
         out = self.ffn(hidden, hw_shape, num_extra_tokens) if self.with_conv else self.ffn(hidden)
-        return add_branch(x, out, drop_path, self.gamma2, packed)
+        return add_branch(x, out, self.drop_path, self.gamma2, packed)

@@ -36,18 +36,10 @@ STRIDES = (4, 2, 2, 2)
 
 
 class ViLPatchEmbed(PatchEmbed):
-    """Patch embedding with LayerNorm, optional learnt positions and extra (global) tokens.
+    """Patch embedding with LayerNorm, learnt positions of a grid and extra (global) tokens.
 
     Half of the channels of a position embed its row, half its column. Extra tokens, which have no
-    position on the map, have a separate embedding.
-
-    Args:
-        in_channels, embed_dims: channels of the input and of the tokens.
-        patch_size: side of a patch; the map is padded with zeros, right and bottom, to whole
-            patches.
-        grid: rows and columns of the position embedding, which is interpolated for other sizes;
-            None for no positions.
-        num_extra_tokens: number of extra tokens of the stage.
+    position on the map, have a separate embedding. Without a grid there are no positions.
     """
 
     def __init__(
@@ -107,8 +99,7 @@ class ViL(HierarchicalBackbone):
             ``'base-wide'``, or a dict with ``embed_dims`` (even) and ``depths`` and optionally
             ``num_heads``, ``mlp_ratios``, ``drop_path_rate`` and ``global_tokens``, the number of
             extra tokens per stage, which the attention must support unless 0.
-        attn_cfg: config or name of the attention of all stages, or a list of four; by default
-            the released attentions.
+        attn_cfg: see :class:`Backbone`; by default the released attentions.
         position: ``'absolute'`` adds learnt positions to patches and extra tokens. ``'relative'``
             adds a relative position bias in the attentions that have one
             (``VisionLongformerAttention``, ``BiasedSoftmaxAttention``).
@@ -119,8 +110,7 @@ class ViL(HierarchicalBackbone):
         out_norm: LayerNorm over the channels of every output; the release has that of the last
             stage.
         out_type: see :class:`Backbone`; the released classifiers use ``'avg_featmap'``.
-        others: see :class:`HierarchicalBackbone`; ``frozen_stages=0`` freezes the first patch
-            embedding.
+        kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) of any size.
@@ -129,9 +119,7 @@ class ViL(HierarchicalBackbone):
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
 
     Raises:
-        ValueError: ``embed_dims`` is odd, ``window_size`` or ``img_size`` is not positive; errors
-            of :class:`HierarchicalBackbone`.
-        KeyError: the attention is unknown.
+        ValueError: ``embed_dims`` is odd, ``window_size`` or ``img_size`` is not positive.
 
     Example:
         >>> model = ViL('tiny', ['RWGKP', 'RWGKP', 'SoftmaxAttention', 'SoftmaxAttention']).eval()

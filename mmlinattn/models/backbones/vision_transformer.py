@@ -12,8 +12,10 @@ from ...ops.common.checks import check_sides
 from ...ops.common.packed import PackedShapes
 from ...utils import check_integer
 from ..layers import AttnCfg, BaseAttention
-from .base import Backbone, Part, drop_path_rates, prepend_tokens
-from .patch_embed import new_tokens
+from ..layers.residual import drop_path_rates
+from ..layers.token_layout import HwShape
+from .base import Backbone, Part
+from .patch_embed import new_tokens, prepend_tokens
 from .transformer_block import TransformerBlock
 from .vit_architectures import ARCHITECTURES, DEFAULTS
 from .vit_patch_embed import ViTPatchEmbed
@@ -26,23 +28,19 @@ class ViT(Backbone):
 
     With softmax attention, the default, outputs equal those of the releases: DeiT III (Touvron et
     al., ECCV 2022), DINOv2 (Oquab et al., 2023), DINOv3 (Siméoni et al., 2025), CLIP (Radford et
-    al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023). They equal those of timm, transformers,
-    MMPretrain and MMSegmentation, too. ``convert(..., source='dinov2')`` and its like rename their
-    weights.
+    al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023). ``convert(..., source='dinov2')`` and its
+    like rename their weights.
 
     Args:
-        arch: a name in ``ViT.architectures``: ``'deit-t'``, ``'deit-s'``, ``'deit-b'``, ``'b16'``,
-            ``'b32'``, ``'l16'``, ``'h14'``, ``'deit3-s'`` to ``'deit3-h'``, ``'dinov2-s'`` to
-            ``'dinov2-g'`` and with registers ``'dinov2-s-reg'``, ..., ``'dinov3-s'``,
-            ``'dinov3-s-plus'``, ``'dinov3-b'``, ``'dinov3-l'``, ``'dinov3-h-plus'``,
-            ``'clip-b32'``, ``'clip-b16'``, ``'clip-l14'``, ``'siglip-b16'``;
-            or by size ``'tiny'``, ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or
-            a dict with ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
+        arch: a name in ``ViT.architectures``, such as ``'deit-s'``, ``'l16'``, ``'deit3-b'``,
+            ``'dinov2-s-reg'``, ``'dinov3-l'``, ``'clip-b16'`` or ``'siglip-b16'``; or by size
+            ``'tiny'``, ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or a dict
+            with ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
             ``patch_size``, ``drop_path_rate``, any of the options below whose default is None,
             ``norm_eps``, ``patch_bias`` (bias of the patches), ``key_bias`` (bias of the keys of
             softmax attention) and ``final_norm`` (norm of the last output).
-        attn_cfg: config or name of the attention of all layers, or a list with one per layer. With
-            a class token or registers it must support extra tokens, with ``rotary`` this option.
+        attn_cfg: see :class:`Backbone`. With a class token or registers it must support extra
+            tokens, with ``rotary`` this option.
         img_size: side, or (height, width), of the images that the position embedding is for; a
             multiple of the patch size. Positions are resized to other sizes, which is logged once.
             Loading a checkpoint resizes its positions by their grid, saved as ``embed.pos_grid``.
@@ -68,8 +66,7 @@ class ViT(Backbone):
         pre_norm: norm of the tokens before the first layer, as in CLIP; False.
         out_type: ``'featmap'``, or for heads of MMPretrain ``'avg_featmap'`` (mean of the patches)
             or ``'cls_token'``.
-        others: see :class:`Backbone`; ``frozen_stages`` counts layers, 0 freezes patch embedding,
-            extra tokens and positions.
+        kwargs: options of :class:`Backbone`; ``frozen_stages`` counts layers, 0 freezes ``embed``.
 
     Inputs:
         (B, in_channels, H, W), padded with zeros, right and bottom, to whole patches as in
@@ -82,12 +79,9 @@ class ViT(Backbone):
         tuple of lists of (1, C, ceil(H_i / p), ceil(W_i / p)), or of (B, C).
 
     Raises:
-        ValueError: ``out_type='cls_token'`` with a layer without class token, ``cls_token_from`` is
-            not a layer, the patch size does not divide the image size, an attention does not
-            support extra tokens, rotary position or packed images, loaded positions cannot be
-            resized, a listed image is empty or has other channels; an option is unknown, out of
-            range, or without effect (``act``); errors of :class:`Backbone`.
-        KeyError: the attention is unknown.
+        ValueError: the patch size does not divide the image size, an attention does not support
+            extra tokens, rotary position or packed images, loaded positions cannot be resized, an
+            image of a list is empty; an option is unknown, out of range, or without effect.
 
     Example:
         >>> ripple = ['RippleAttention'] * 9 + ['LinearAttention'] * 3
@@ -165,34 +159,22 @@ class ViT(Backbone):
         grid = (height // patch_size, width // patch_size) if options.pos_embed else None
         with_first = with_cls_token and not cls_token_from
         self.embed = self.build_embed(
-            in_channels,
-            dims,
-            patch_size,
-            grid,
-            with_first,
-            num_registers=options.num_registers,
-            pos_resize=options.pos_resize,
-            bias=options.patch_bias,
+            in_channels, dims, patch_size, grid, with_first, num_registers=options.num_registers,
+            pos_resize=options.pos_resize, bias=options.patch_bias,
             norm_eps=options.norm_eps if options.pre_norm else None,
-        )
+        )  # fmt: skip
         self.cls_token_from, self.cls_token = cls_token_from, None
         if 0 < cls_token_from < self.num_built:
             self.cls_token = new_tokens(dims, 1)
         self.layers = ModuleList(
             self.build_layer(
-                dims,
-                options.num_heads,
-                options.mlp_ratio,
-                _with_rotary(self.attn_cfgs[i], options.rotary),
-                *self.drop_paths[i],
-                eps=options.norm_eps,
-                ffn=options.ffn,
-                act=options.act,
-                layer_scale_init=options.layer_scale_init,
-                key_bias=options.key_bias,
+                dims, options.num_heads, options.mlp_ratio,
+                _with_rotary(self.attn_cfgs[i], options.rotary), *self.drop_paths[i],
+                eps=options.norm_eps, ffn=options.ffn, act=options.act,
+                layer_scale_init=options.layer_scale_init, key_bias=options.key_bias,
             )
             for i in range(self.num_built)
-        )
+        )  # fmt: skip
         last = options.final_norm and self.num_built == depth
         self.norm = nn.LayerNorm(dims, eps=options.norm_eps) if last else None
         self.finish()
@@ -279,9 +261,7 @@ class ViT(Backbone):
         packed = PackedShapes([hw_shape for _, hw_shape in parts])
         return torch.cat([tokens for tokens, _ in parts], 1), packed
 
-    def _insert_cls_token(
-        self, tokens: Tensor, hw_shape: Union[Tuple[int, int], PackedShapes]
-    ) -> Tensor:
+    def _insert_cls_token(self, tokens: Tensor, hw_shape: HwShape) -> Tensor:
         assert self.cls_token is not None  # see inserts_cls_token
         parts = [tokens]
         if isinstance(hw_shape, PackedShapes):
@@ -289,7 +269,7 @@ class ViT(Backbone):
         return torch.cat([prepend_tokens(self.cls_token, part) for part in parts], 1)
 
     def _format(
-        self, tokens: Tensor, hw_shape: Union[Tuple[int, int], PackedShapes], num_extra: int
+        self, tokens: Tensor, hw_shape: HwShape, num_extra: int
     ) -> Union[Tensor, List[Tensor]]:
         if not isinstance(hw_shape, PackedShapes):
             return self.format_output(tokens, hw_shape, num_extra)

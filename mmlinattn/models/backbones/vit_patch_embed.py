@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from ...ops.common.numerics import may_be_symbolic
 from ...utils import check_integer
 from ..layers import map_to_tokens
-from .base import prepend_tokens
-from .patch_embed import PatchConv, check_positions, new_tokens
+from .patch_embed import PatchConv, check_positions, new_tokens, prepend_tokens
 
 RESIZES = ('bicubic', 'antialias', 'offset')
 
@@ -31,9 +30,6 @@ class ViTPatchEmbed(BaseModule):
         pos_resize: see :func:`resize_positions`.
         bias: add a bias to the patches.
         norm_eps: eps of a LayerNorm of all tokens, as in CLIP; None for no norm.
-
-    Raises:
-        ValueError: ``num_registers`` is negative or no integer, or ``pos_resize`` is unknown.
     """
 
     def __init__(
@@ -99,10 +95,8 @@ class ViTPatchEmbed(BaseModule):
                 f'first to {hw_shape}',
                 'current',
             )
-        return self._resize(self.pos_embed, self.grid, hw_shape)
-
-    def _resize(self, positions: Tensor, old: Tuple[int, int], new: Tuple[int, int]) -> Tensor:
-        return resize_positions(positions, old, new, self.num_extra_positions, self.pos_resize)
+        options = (self.num_extra_positions, self.pos_resize)
+        return resize_positions(self.pos_embed, self.grid, hw_shape, *options)
 
     def _resize_checkpoint_positions(self, state_dict: dict, prefix: str, *_) -> None:
         """Resize the position embedding of a checkpoint to the grid of the model."""
@@ -134,7 +128,8 @@ class ViTPatchEmbed(BaseModule):
             )
         if grid != self.grid:
             print_log(f'{name} is resized from {grid} to {self.grid} patches')
-        state_dict[name] = self._resize(loaded[:, extra - own_extra :], grid, self.grid)
+        loaded, options = loaded[:, extra - own_extra :], (own_extra, self.pos_resize)
+        state_dict[name] = resize_positions(loaded, grid, self.grid, *options)
 
 
 def resize_positions(
@@ -146,18 +141,13 @@ def resize_positions(
 ) -> Tensor:
     """Resize position embeddings (1, E + N, C) to another map size by bicubic interpolation.
 
-    The first E positions (class token) do not change.
-
     Args:
-        positions: of E tokens without a place and of a map.
+        positions: of E tokens without a place (class token), which do not change, and of a map.
         old, new: (H, W) of the map.
         num_extra_positions: E.
         method: ``'bicubic'`` as transformers and MMPretrain; ``'antialias'``, with a low-pass
             filter where a side shrinks, as timm and the models with registers of DINOv2; or
             ``'offset'`` as the other models of DINOv2, whose scale is ``(new + 0.1) / old``.
-
-    Raises:
-        ValueError: an export with dynamic sizes and ``'offset'``, whose scale is a constant.
 
     Example:
         >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (14, 14), (20, 30), 1).shape

@@ -21,26 +21,18 @@ class AllMLPHead(LevelwiseSegformerHead):
 
     The linear layer and the fusion of a level have nothing between them: their weights are
     multiplied first, and one convolution from ``in_channels[i]`` to ``channels`` computes both.
-
     ``convert(..., source='mit')`` renames the weights of released segmentors.
 
     Args:
-        in_channels: channels of each level, finest first.
-        in_index: indices of the levels among the outputs of the backbone.
-        channels: channels of the linear layers and of the fusion.
-        norm_cfg: config of the norm of the fusion.
         init_cfg: config of the initial weights; by default they are those of torch's layers, and
             Kaiming's of the fusion.
-        others: see ``BaseDecodeHead`` of MMSegmentation.
+        kwargs: options of ``SegformerHead`` of MMSegmentation.
 
     Inputs:
         list of (B, in_channels[i], H_i, W_i).
 
     Returns:
         (B, num_classes, H_0, W_0), logits.
-
-    Raises:
-        AssertionError: ``in_channels`` and ``in_index`` have different lengths.
 
     Example:
         >>> import torch

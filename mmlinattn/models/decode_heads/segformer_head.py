@@ -24,7 +24,7 @@ class LevelwiseSegformerHead(SegformerHead):
     layers have hooks, such as those of counters of products, or were replaced or wrapped.
 
     Args:
-        others: see MMSegmentation's ``SegformerHead``.
+        kwargs: options of MMSegmentation's ``SegformerHead``.
 
     Inputs:
         list of (B, in_channels[i], H_i, W_i), the largest map first.
@@ -69,13 +69,7 @@ class LevelwiseSegformerHead(SegformerHead):
         return [self.fusion_conv, self.fusion_conv.conv]
 
     def fuse_level(self, i: int, level: Tensor, weight: Tensor) -> Tensor:
-        """Return the part of level ``i`` in the fusion, (B, channels, H_i, W_i).
-
-        Args:
-            i: index of the level.
-            level: (B, in_channels[i], H_i, W_i).
-            weight: its part of the weight of the fusion, (channels, channels, 1, 1).
-        """
+        """Return the part of level ``i``, (B, C_i, H_i, W_i), in the fusion, with its weight."""
         return F.conv2d(self.convs[i](level), weight)
 
 

@@ -16,9 +16,6 @@ from torch import nn
 def build_detr_attention(**cfg: Any) -> nn.Module:
     """Build the attention of a layer: mmcv's ``MultiheadAttention``, or that of ``type``.
 
-    Raises:
-        KeyError: the type is not registered.
-
     Example:
         >>> cfg = dict(embed_dims=32, num_heads=4, dropout=0.0)
         >>> type(build_detr_attention(**cfg)).__name__
@@ -78,7 +75,7 @@ class DETRWithAttention(_TypedAttention, DETR):
         encoder, decoder: as in DETR. ``self_attn_cfg`` and, in the decoder, ``cross_attn_cfg`` of
             ``layer_cfg`` may have the ``type`` of an attention with the interface of mmcv's
             ``MultiheadAttention``, such as ``LinearCrossAttention``.
-        others: see DETR.
+        kwargs: options of DETR.
 
     Example::
 
@@ -95,10 +92,7 @@ class DETRWithAttention(_TypedAttention, DETR):
 class DeformableDETRWithAttention(_TypedAttention, DeformableDETR):
     """MMDetection's Deformable DETR with the attention of ``type`` between the queries.
 
-    Args:
-        decoder: as in DeformableDETR. ``self_attn_cfg`` of ``layer_cfg`` may have a ``type``, as in
-            :class:`DETRWithAttention`.
-        others: see DeformableDETR.
+    ``self_attn_cfg`` of the decoder may have a ``type``, as in :class:`DETRWithAttention`.
 
     Raises:
         TypeError: a deformable attention has a ``type``.
@@ -109,10 +103,7 @@ class DeformableDETRWithAttention(_TypedAttention, DeformableDETR):
 class DINOWithAttention(_TypedAttention, DINO):
     """MMDetection's DINO with the attention of ``type`` between the queries.
 
-    Args:
-        decoder: as in DINO. ``self_attn_cfg`` of ``layer_cfg`` may have a ``type``, as in
-            :class:`DETRWithAttention`.
-        others: see DINO.
+    ``self_attn_cfg`` of the decoder may have a ``type``, as in :class:`DETRWithAttention`.
 
     Raises:
         TypeError: a deformable attention has a ``type``.
@@ -123,10 +114,8 @@ class DINOWithAttention(_TypedAttention, DINO):
 class Mask2FormerHeadWithAttention(Mask2FormerHead):
     """MMDetection's Mask2FormerHead with the attention of ``type`` in the decoder's layers.
 
-    Args:
-        transformer_decoder: as in Mask2FormerHead. ``self_attn_cfg`` and ``cross_attn_cfg`` of
-            ``layer_cfg`` may have a ``type``, as in :class:`DETRWithAttention`.
-        others: see Mask2FormerHead.
+    ``self_attn_cfg`` and ``cross_attn_cfg`` of the ``transformer_decoder`` may have a ``type``, as
+    in :class:`DETRWithAttention`.
     """
 
     def __init__(self, *args: Any, transformer_decoder: dict, **kwargs: Any) -> None:

@@ -115,11 +115,7 @@ class SMCA(DETR):
             )
 
     def forward_encoder(
-        self,
-        feat: Tensor,
-        feat_mask: Optional[Tensor],
-        feat_pos: Tensor,
-        hw_shape: Sequence[int],
+        self, feat: Tensor, feat_mask: Optional[Tensor], feat_pos: Tensor, hw_shape: Sequence[int]
     ) -> Dict:
         return dict(memory=self.encoder(feat, hw_shape, feat_pos, feat_mask))
 
@@ -143,10 +139,9 @@ class SMCA(DETR):
     ) -> SampleList:
         """Predict boxes that do not depend on the other images of the batch.
 
-        Images of one size run together. Of images of different sizes the encoder takes the packed
-        tokens, all other parts one image after the other without padding. A backbone would map
-        padding to features other than 0 and spread them over the border by convolutions. It would
-        also round the padded size to another number of cells. An image without pixels has no boxes.
+        Images of one size run together. Of others the encoder takes the packed tokens. All other
+        parts take them one by one: a backbone would spread padding over the border. An image
+        without pixels has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):
@@ -154,11 +149,9 @@ class SMCA(DETR):
         images, unpadded_samples, real = [], [], []
         for image, sample, (height, width) in zip(batch_inputs, batch_data_samples, sizes):
             if height == 0 or width == 0:
-                sample.pred_instances = InstanceData(
-                    bboxes=image.new_zeros(0, 4),
-                    scores=image.new_zeros(0),
-                    labels=image.new_zeros(0, dtype=torch.long),
-                )
+                scores = image.new_zeros(0)
+                boxes = dict(bboxes=image.new_zeros(0, 4), scores=scores, labels=scores.long())
+                sample.pred_instances = InstanceData(**boxes)
                 continue
             unpadded = sample.new()
             unpadded.set_metainfo(dict(batch_input_shape=(height, width)))

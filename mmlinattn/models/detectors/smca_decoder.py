@@ -3,7 +3,6 @@
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from mmcv.cnn import build_norm_layer
 from mmdet.models.layers import MLP
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
@@ -18,21 +17,13 @@ from .smca_modulation import SCALES_PER_HEAD, gaussian_map
 
 
 class Memory(NamedTuple):
-    """Encoder output and its positions, the keys and values of the cross-attention.
+    """Encoder output and its positions, the keys and values of the cross-attention."""
 
-    Attributes:
-        tokens: (B, N, C), output of the encoder.
-        hw_shape: (H, W), H * W == N.
-        pos: (B, N, C), added to the keys.
-        mask: (B, N) bool, True = padding, or None.
-        keys: ``tokens + pos``, which the decoder computes once for all layers.
-    """
-
-    tokens: Tensor
-    hw_shape: Sequence[int]
-    pos: Tensor
-    mask: Optional[Tensor] = None
-    keys: Optional[Tensor] = None
+    tokens: Tensor  # [B, N, C], output of the encoder
+    hw_shape: Sequence[int]  # (H, W), H * W == N
+    pos: Tensor  # [B, N, C], added to the keys
+    mask: Optional[Tensor] = None  # [B, N] bool, True = padding
+    keys: Optional[Tensor] = None  # tokens + pos, which the decoder computes once for all layers
 
 
 class ModulatedAttention(BaseModule):
@@ -40,10 +31,6 @@ class ModulatedAttention(BaseModule):
 
     Logits, softmax and sum are computed in at least float32, since the map can exceed the range of
     half precision.
-
-    Args:
-        embed_dims, num_heads: channels and heads.
-        attn_drop, proj_drop: dropout on the attention weights and on the output.
     """
 
     def __init__(
@@ -70,12 +57,9 @@ class ModulatedAttention(BaseModule):
         """Apply the cross-attention.
 
         Args:
-            query: (B, Q, C), position included.
-            key: (B, N, C), position included.
-            value: (B, N, C).
+            query, key, value: (B, Q, C) and (B, N, C), positions included.
             modulation: (B, heads, Q, N), added to the scaled logits.
-            key_padding_mask: (B, N) bool, True = padding. An image of padding only yields the bias
-                of the output projection, as in every attention of this package.
+            key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
             (B, Q, C), before the residual.
@@ -85,14 +69,9 @@ class ModulatedAttention(BaseModule):
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         with no_autocast(q):
             dtype = accumulation_dtype(q.dtype)
-            out = softmax_attention(
-                q.to(dtype),
-                k.to(dtype),
-                v.to(dtype),
-                key_padding_mask,
-                bias=modulation.to(dtype),
-                dropout=self.attn_drop if self.training else 0.0,
-            )
+            q, k, v, bias = (x.to(dtype) for x in (q, k, v, modulation))
+            dropout = self.attn_drop if self.training else 0.0
+            out = softmax_attention(q, k, v, key_padding_mask, bias=bias, dropout=dropout)
         out = out.transpose(1, 2).flatten(2).to(query.dtype)
         return apply_dropout(self.proj_drop, self.proj(out))
 
@@ -110,16 +89,13 @@ class SMCADecoderLayer(BaseModule):
             feed-forward layer.
         dynamic_scale: ``'type1'`` to ``'type4'``, see :func:`gaussian_map`.
         smooth: see :func:`gaussian_map`.
-        norm_cfg: config of the norms.
         cross_attn_cfg: config of another cross-attention, such as
             ``dict(type='LinearCrossAttention', attn_cfg='RALA')``, see
             :func:`build_detr_attention`; no modulation map, since linear attention has no logits
             to add it to. None for the modulated one.
 
     Raises:
-        ValueError: ``dynamic_scale`` is unknown, or ``smooth`` is not positive.
-        TypeError: ``cross_attn_cfg`` is no config with the arguments of mmcv's
-            ``MultiheadAttention``.
+        ValueError, TypeError: an option has a wrong value.
     """
 
     def __init__(
@@ -130,7 +106,6 @@ class SMCADecoderLayer(BaseModule):
         dropout: float = 0.1,
         dynamic_scale: str = 'type3',
         smooth: float = 8.0,
-        norm_cfg: Optional[dict] = None,
         cross_attn_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
@@ -160,9 +135,8 @@ class SMCADecoderLayer(BaseModule):
                     f'got {cross_attn_cfg!r} ({error})'
                 ) from error
         self.ffn = DETRFFN(embed_dims, feedforward_channels, ffn_drop=dropout)
-        norms = [build_norm_layer(norm_cfg or dict(type='LN'), embed_dims)[1] for _ in range(4)]
-        self.norms = ModuleList(norms[:3])
-        self.point_norm = norms[3]
+        self.norms = ModuleList(nn.LayerNorm(embed_dims) for _ in range(3))
+        self.point_norm = nn.LayerNorm(embed_dims)
         self.offset = nn.Linear(embed_dims, 2 * num_heads) if self.modulated else None
         num_scales = SCALES_PER_HEAD[dynamic_scale] * num_heads if self.modulated else 0
         self.scale = nn.Linear(embed_dims, num_scales) if num_scales else None
@@ -174,15 +148,12 @@ class SMCADecoderLayer(BaseModule):
     def modulation(
         self, query: Tensor, query_pos: Tensor, reference: Tensor, hw_shape: Sequence[int]
     ) -> Tensor:
-        """Return the modulation map of each head around the reference points.
+        """Return the modulation map of each head, (B, heads, Q, H * W).
 
         Args:
             query, query_pos: (B, Q, C), input of the layer.
-            reference: (B, Q, 2), x and y in cells.
+            reference: (B, Q, 2), reference points, x and y in cells.
             hw_shape: (H, W) of the map.
-
-        Returns:
-            (B, heads, Q, H * W).
         """
         assert self.offset is not None  # self.modulated
         features = self.point_features(query, query_pos)
@@ -205,12 +176,9 @@ class SMCADecoderLayer(BaseModule):
         query = self.norms[0](query)
         if modulation is None:
             query = self.cross_attn(
-                query,
-                memory.tokens,
-                query_pos=query_pos,
-                key_pos=memory.pos,
+                query, memory.tokens, query_pos=query_pos, key_pos=memory.pos,
                 key_padding_mask=memory.mask,
-            )
+            )  # fmt: skip
             return self.norms[2](self.ffn(self.norms[1](query)))
         keys = memory.tokens + memory.pos if memory.keys is None else memory.keys
         attended = self.cross_attn(query + query_pos, keys, memory.tokens, modulation, memory.mask)
@@ -229,10 +197,6 @@ class SMCADecoder(BaseModule):
         num_layers: number of layers.
         layer_cfg: arguments of :class:`SMCADecoderLayer`, shared by all layers.
         stride: pixels per cell.
-        norm_cfg: config of the output norm that all layers share.
-
-    Raises:
-        ValueError: ``stride`` is not positive; errors of the layers.
 
     Example:
         >>> decoder = SMCADecoder(2, dict(embed_dims=32, num_heads=4, feedforward_channels=64))
@@ -244,15 +208,8 @@ class SMCADecoder(BaseModule):
         (torch.Size([2, 2, 10, 32]), torch.Size([2, 10, 2]))
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        layer_cfg: dict,
-        stride: int = 32,
-        norm_cfg: Optional[dict] = None,
-        init_cfg: Optional[dict] = None,
-    ) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, num_layers: int, layer_cfg: dict, stride: int = 32) -> None:
+        super().__init__()
         if stride <= 0:
             raise ValueError(f'stride must be positive, got {stride}')
         self.stride = stride
@@ -262,7 +219,7 @@ class SMCADecoder(BaseModule):
                 layer.point_norm = None
         self.embed_dims = self.layers[0].embed_dims
         self.point = MLP(self.embed_dims, self.embed_dims, 2, 3)
-        self.post_norm = build_norm_layer(norm_cfg or dict(type='LN'), self.embed_dims)[1]
+        self.post_norm = nn.LayerNorm(self.embed_dims)
 
     def predict_points(
         self, query: Tensor, query_pos: Tensor, image_sizes: Tensor
@@ -286,16 +243,12 @@ class SMCADecoder(BaseModule):
         """Decode the queries.
 
         Args:
-            query, query_pos: (B, Q, C).
+            query, query_pos, image_sizes: as in :meth:`predict_points`.
             memory: output of the encoder.
-            image_sizes: (B, 2), width and height in pixels without padding; float32 or float64.
 
         Returns:
             normed outputs of all layers (layers, B, Q, C), and the points (B, Q, 2) before the
             sigmoid.
-
-        Raises:
-            ValueError: the number of tokens of the memory differs from H * W of ``hw_shape``.
         """
         check_hw_shape(memory.tokens.shape[1], memory.hw_shape, 'memory')
         points, reference = self.predict_points(query, query_pos, image_sizes)

@@ -3,10 +3,9 @@
 from typing import List, Optional, Sequence
 
 import torch
-from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...ops.common.packed import PackedShapes
 from ..layers import AttnCfg, build_attention, expand_attn_cfg
@@ -17,10 +16,6 @@ class DETRFFN(FFN):
     """Feed-forward layer of DETR, mmcv's ``FFN`` with its residual connection.
 
     mmcv inspects the signature of ``FFN.forward`` in each call, which takes longer than the layer.
-
-    Example:
-        >>> DETRFFN(32, 64)(torch.ones(1, 7, 32)).shape
-        torch.Size([1, 7, 32])
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,13 +32,8 @@ class SMCAEncoderLayer(BaseModule):
         feedforward_channels: hidden channels of the feed-forward layer.
         dropout: dropout rate on the outputs of attention and feed-forward layer, and inside the
             latter. Some attentions have an option for dropout on attention weights.
-        norm_cfg: config of the norms.
-
-    Raises:
-        KeyError, TypeError, ValueError: errors of the attention.
 
     Example:
-        >>> import torch
         >>> layer = SMCAEncoderLayer('RALA', embed_dims=32, num_heads=2, feedforward_channels=64)
         >>> layer(torch.randn(2, 35, 32), hw_shape=(5, 7)).shape
         torch.Size([2, 35, 32])
@@ -56,16 +46,12 @@ class SMCAEncoderLayer(BaseModule):
         num_heads: int = 8,
         feedforward_channels: int = 2048,
         dropout: float = 0.1,
-        norm_cfg: Optional[dict] = None,
-        init_cfg: Optional[dict] = None,
     ) -> None:
-        super().__init__(init_cfg)
+        super().__init__()
         self.embed_dims = embed_dims
         self.self_attn = build_attention(attn_cfg, embed_dims, num_heads, proj_drop=dropout)
         self.ffn = DETRFFN(embed_dims, feedforward_channels, ffn_drop=dropout)
-        self.norms = ModuleList(
-            build_norm_layer(norm_cfg or dict(type='LN'), embed_dims)[1] for _ in range(2)
-        )
+        self.norms = ModuleList(nn.LayerNorm(embed_dims) for _ in range(2))
 
     def forward(
         self,
@@ -91,13 +77,10 @@ class SMCAEncoder(BaseModule):
 
     Attributes:
         layer_attn_cfgs: attention of each layer.
-
-    Raises:
-        ValueError: the number of attentions differs from ``num_layers``; errors of the layers.
     """
 
-    def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, num_layers: int, layer_cfg: dict) -> None:
+        super().__init__()
         self.layer_attn_cfgs = expand_attn_cfg(layer_cfg['attn_cfg'], num_layers, 'layer')
         self.layers = ModuleList(
             SMCAEncoderLayer(**dict(layer_cfg, attn_cfg=cfg)) for cfg in self.layer_attn_cfgs

@@ -12,10 +12,7 @@ SCALES_PER_HEAD = dict(type1=0, type2=1, type3=2, type4=3)
 
 
 def gaussian_map(
-    centers: Tensor,
-    scales: Optional[Tensor],
-    hw_shape: Sequence[int],
-    smooth: float = 8.0,
+    centers: Tensor, scales: Optional[Tensor], hw_shape: Sequence[int], smooth: float = 8.0
 ) -> Tensor:
     """Return the logarithm of a Gaussian around a point, per query and head.
 
@@ -42,9 +39,6 @@ def gaussian_map(
     Returns:
         (B, heads, Q, H * W), row-major over the map, 0 at the centre and negative elsewhere. At
         least float32, also under autocast, since distant corners reach several hundreds.
-
-    Raises:
-        ValueError: ``scales`` has another number of values.
 
     Example:
         >>> gaussian_map(torch.tensor([[[[1.0, 0.0]]]]), None, (1, 3), smooth=2.0)

@@ -1,7 +1,7 @@
 """Activation checkpointing that keeps the chosen backend and the batch-norm statistics."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable, Tuple
+from typing import Tuple
 
 import torch
 from torch import Tensor, nn
@@ -49,38 +49,12 @@ def checkpoint_block(block: nn.Module, tokens: Tensor, *args) -> Tensor:
         >>> int(norm.num_batches_tracked)
         1
     """
-    return _checkpoint(block, block, tokens, *args)
-
-
-def checkpoint_forward(module: nn.Module) -> None:
-    """Replace ``module.forward`` by one that the backward pass recomputes.
-
-    Names of parameters do not change. Hooks run once, around the first call.
-
-    Example:
-        >>> layer = nn.Linear(2, 3)
-        >>> checkpoint_forward(layer)
-        >>> layer(torch.randn(1, 2)).sum().backward()
-        >>> layer.weight.grad.shape
-        torch.Size([3, 2])
-    """
-    forward = module.forward
-
-    def checkpointed_forward(*args, **kwargs):
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return _checkpoint(module, forward, *args, **kwargs)
-
-    module.forward = checkpointed_forward
-
-
-def _checkpoint(module: nn.Module, function: Callable, *args, **kwargs) -> Any:
     # A compiled graph updates statistics once and does not support contexts.
     if torch.compiler.is_compiling():
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
-    recompute_context = RecomputeContext(module)
+        return checkpoint(block, tokens, *args, use_reentrant=False)
+    recompute_context = RecomputeContext(block)
 
     def contexts() -> Tuple[AbstractContextManager, AbstractContextManager]:
         return nullcontext(), recompute_context
 
-    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    return checkpoint(block, tokens, *args, use_reentrant=False, context_fn=contexts)

@@ -16,19 +16,17 @@ class AdditiveAttention(BaseAttention):
     """Additive attention, "Fast Vision Transformer via Additive Attention", linear in the number
     of tokens and of channels.
 
-    The output projection is ``W_r`` of the paper; the queries are added to its output.
+    The queries are also the values, as the parameter counts of the paper imply. The output
+    projection is ``W_r`` of the paper; the queries are added to its output.
 
     Args:
         embed_dims, num_heads: channels and heads.
-        share_value: use the queries as values, as the parameter counts of the paper imply; False
-            adds a value projection.
-        others: see :class:`BaseAttention`; ``gate='proj'`` needs ``share_value=False``.
+        kwargs: options of :class:`BaseAttention`; ``gate`` cannot be ``'proj'``.
 
     Raises:
-        ValueError: ``gate='proj'`` with ``share_value=True``; errors of :class:`BaseAttention`.
+        ValueError: ``gate`` is ``'proj'``.
 
     Example:
-        >>> import torch
         >>> attn = AdditiveAttention(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
@@ -44,14 +42,11 @@ class AdditiveAttention(BaseAttention):
 
     cross_values = 'queries'
 
-    def __init__(self, embed_dims: int, num_heads: int, share_value: bool = True, **kwargs) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        self.share_value = share_value
-        self.values_follow_keys = not share_value
-        if share_value:
-            if self.gate == 'proj':
-                raise ValueError("gate='proj' needs share_value=False, got share_value=True")
-            self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=self.in_proj.bias is not None)
+        if self.gate == 'proj':
+            raise ValueError("gate='proj' has no projection here: set another gate")
+        self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=self.in_proj.bias is not None)
         self.w_q, self.w_k = (
             nn.Parameter(torch.empty(num_heads, self.head_dim).normal_()) for _ in range(2)
         )
@@ -59,8 +54,6 @@ class AdditiveAttention(BaseAttention):
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-        if not self.share_value:
-            return super().project(x, query_pos, layout)
         q, k = self.in_proj(x if query_pos is None else x + query_pos).chunk(2, -1)
         v = q if query_pos is None else self.project_parts((x, 1))[0]
         return q, k, v, self.unprojected_gate(x)

@@ -44,12 +44,10 @@ class AgentAttention(BaseAttention):
             ``map_size``; by default the square root of ``num_agents``. The release has larger grids
             for larger images, with the same weights.
         lepe: kernel size of the convolution, 0 for none.
-        others: see :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
+        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
     Raises:
-        ValueError: ``num_agents`` is not a square number, it or ``agent_grid`` is more than the
-            tokens of ``map_size``, ``map_size`` or ``agent_grid`` is not one or two positive
-            integers; errors of :class:`BaseAttention`.
+        ValueError: ``num_agents`` is not a square number, or more than the tokens of ``map_size``.
 
     Example:
         >>> attn = AgentAttention(embed_dims=64, num_heads=2, num_agents=9, map_size=(12, 20))
@@ -80,23 +78,19 @@ class AgentAttention(BaseAttention):
         super().__init__(embed_dims, num_heads, lepe=lepe, **kwargs)
         self.side = check_square('num_agents', num_agents)
         height, width = check_sides(map_size, 'map_size')
-        if num_agents > height * width:
-            raise ValueError(
-                f'num_agents={num_agents} is more than the {height * width} tokens of '
-                f'map_size=({height}, {width}): set map_size to the map of the stage, or fewer '
-                'agents'
-            )
         grid = self.side if agent_grid is None else agent_grid
         self.agent_grid = check_sides(grid, 'agent_grid')
-        if math.prod(self.agent_grid) > height * width:
+        count, of_map = height * width, f'tokens of map_size=({height}, {width})'
+        if num_agents > count:
             raise ValueError(
-                f'agent_grid={agent_grid!r} has more agents than the {height * width} tokens of '
-                f'map_size=({height}, {width}): set a smaller grid'
+                f'num_agents={num_agents} is more than the {count} {of_map}: set map_size to the '
+                'map of the stage, or fewer agents'
             )
+        if math.prod(self.agent_grid) > count:
+            raise ValueError(f'{agent_grid=} has more agents than the {count} {of_map}')
         for name in ('key', 'query'):
-            for part, shape in dict(
-                table=(TABLE_SIDE, TABLE_SIDE), rows=(height,), columns=(width,)
-            ).items():
+            shapes: dict = dict(table=(TABLE_SIDE,) * 2, rows=(height,), columns=(width,))
+            for part, shape in shapes.items():
                 bias = nn.Parameter(torch.empty(num_heads, num_agents, *shape))
                 nn.init.trunc_normal_(bias, std=0.02)
                 self.register_parameter(f'{name}_bias_{part}', bias)

@@ -22,14 +22,6 @@ def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> Iterat
     """Call ``watch`` before each call of :meth:`BaseAttention.attend` inside the block.
 
     Its tensors are detached. Images of different sizes that are packed may come one by one.
-
-    Example:
-        >>> import torch
-        >>> from mmlinattn.models.layers import SoftmaxAttention
-        >>> attn = SoftmaxAttention(8, 2)
-        >>> with watch_attend(attn, lambda call: print(call.v.shape)):
-        ...     out = attn(torch.randn(1, 6, 8), (2, 3))
-        torch.Size([1, 2, 6, 4])
     """
     attend, outer = attn.attend, vars(attn).get('attend')
 

@@ -53,38 +53,24 @@ def check_tokens(attn: 'BaseAttention', x: Tensor, query_pos: Optional[Tensor]) 
 def check_shape(
     attn: 'BaseAttention', x: Tensor, hw_shape: HwShape, mask: Optional[Tensor], num_extra: int
 ) -> Tuple[Tuple[int, int], Optional[PackedShapes]]:
-    """Check the ``hw_shape`` of a map or of packed images.
-
-    Returns:
-        (H, W) of the map, and packed shapes or None; see :class:`TokenLayout`.
-    """
-    if isinstance(hw_shape, PackedShapes):
-        packed = _check_packed(attn, x, hw_shape, mask, num_extra)
-        return (1, packed.num_tokens), packed
-    return check_hw_shape(x.shape[1] - num_extra, hw_shape), None
-
-
-def _check_packed(
-    attn: 'BaseAttention', x: Tensor, packed: PackedShapes, mask: Optional[Tensor], num_extra: int
-) -> PackedShapes:
+    """Return the checked (H, W) of a map, and packed shapes or None; see :class:`TokenLayout`."""
+    if not isinstance(hw_shape, PackedShapes):
+        return check_hw_shape(x.shape[1] - num_extra, hw_shape), None
     reason = attn.packed_unsupported_reason()
     if reason is not None:
         raise ValueError(
             f'{type(attn).__name__} does not support packed images: {reason}. Pad the images '
             'to one size, or call it for each image'
         )
-    packed = packed.with_extra_tokens(num_extra)
+    packed = hw_shape.with_extra_tokens(num_extra)
     check_packed(packed, x, mask)
-    return packed
+    return (1, packed.num_tokens), packed
 
 
 def check_output(attn: 'BaseAttention', out: Any, q: Tensor, by_proj: bool) -> None:
     """Raise ValueError unless ``attend`` has returned one vector for each query.
 
-    Args:
-        out: result of ``attend``.
-        q: queries (B, heads, N, d).
-        by_proj: the output is projected by ``attn.proj``, which gives the number of channels.
+    With ``by_proj``, ``attn.proj`` takes the output, which gives the number of channels.
     """
     if may_be_symbolic(*q.shape):
         return

@@ -25,25 +25,18 @@ __all__ = ['BaseAttention', 'TokenLayout']
 class BaseAttention(BaseModule):
     """Base class of all attentions. A subclass implements :meth:`attend`.
 
-    Every attention has the same interface::
-
-        attn(x, hw_shape, query_pos=None, key_padding_mask=None, num_extra_tokens=0)
-        # -> (B, E + N, C)
-
     One linear layer projects to queries, keys, values and, with ``gate='proj'``, the gate. Then
     ``y = attend(q, k, v)``, ``y += lepe(v)``, ``y *= gate(x)``, ``proj(y)``.
 
     Extra tokens (class token, registers) come before the tokens of the map. They act as queries
-    and keys but have no position. Rotary position does not rotate them, and rings, windows, pooling
-    and depth-wise convolutions skip them.
+    and keys but have no position: rotations, rings, windows, pooling and convolutions skip them.
 
     Images of different sizes need no padding: their tokens follow each other in a batch of 1, with
-    a :class:`mmlinattn.ops.PackedShapes` as ``hw_shape``. Each image attends to itself only, with
-    the result that it has alone. Extra tokens come before the map of each image.
+    a :class:`mmlinattn.ops.PackedShapes` as ``hw_shape``. Each image has the result that it has
+    alone; its extra tokens come before its map.
 
     Args:
-        embed_dims: channels C.
-        num_heads: heads; must divide ``embed_dims``.
+        embed_dims, num_heads: channels C, and heads, which must divide them.
         qkv_bias, proj_bias: biases of the projections.
         rotary: 2D rotary position on queries and keys, by places that count tokens; or a dict with
             the options of :class:`.RotaryCoordinates`, by places from -1 to 1 as in DINOv3.
@@ -52,26 +45,20 @@ class BaseAttention(BaseModule):
         gate: ``None``, ``'proj'`` (linear projection of x), ``'identity'`` or ``'tanh'``.
         proj_drop: dropout after the output projection.
         backend: backend of the operator, see :mod:`mmlinattn.ops.common.dispatch`.
-        init_cfg: MMEngine initialisation.
 
     Attributes:
         info: formula, cost and source of the attention.
         applies_rotary: True if :meth:`attend` applies rotary position itself.
         projections: layers that released weights map to; the backbone initialises them.
         backbone_options: options that the backbone provides when the config does not set them.
-        backends: accepted values of ``backend``.
-        supports_extra_tokens: False if extra tokens raise an error.
-        cross_values: tokens that the values of cross-attention come from, ``'keys'`` or
-            ``'queries'``; None if the attention cannot attend to other tokens. See
-            :class:`LinearCrossAttention`.
-        values_follow_keys: False if the values of cross-attention are the first output of
-            ``in_proj``, which also gives the queries.
+        backends, supports_extra_tokens: accepted backends; False if extra tokens raise an error.
+        cross_values: tokens that the values of cross-attention come from: ``'keys'``, or
+            ``'queries'`` by the projection of the queries; None if it has no cross-attention.
         unsupported_options: options among ``rotary``, ``lepe`` and ``gate`` that raise an error.
 
     Raises:
         ValueError: ``num_heads`` does not divide ``embed_dims``, rotary position cannot split the
-            head dim, ``lepe`` is even, ``rotary`` is neither a bool nor a dict, the gate or
-            backend is unknown, or the attention does not support an option.
+            head dim, an option has a wrong value, or the attention does not support it.
     """
 
     info: Optional[AttentionInfo] = None
@@ -81,7 +68,6 @@ class BaseAttention(BaseModule):
     backends: Tuple[str, ...] = BACKENDS
     supports_extra_tokens = True
     cross_values: Optional[str] = None
-    values_follow_keys = True
     unsupported_options: Tuple[str, ...] = ()
 
     def __init__(
@@ -111,10 +97,10 @@ class BaseAttention(BaseModule):
         self.num_heads = num_heads
         self.gate = gate
         self.backend = backend
-        parts = 4 if gate == 'proj' else 3
-        self.in_proj = nn.Linear(embed_dims, parts * embed_dims, bias=qkv_bias)
-        conv_options: dict = dict(padding=lepe // 2, groups=embed_dims)
-        self.lepe = nn.Conv2d(embed_dims, embed_dims, lepe, **conv_options) if lepe else None
+        width = (4 if gate == 'proj' else 3) * embed_dims
+        self.in_proj = nn.Linear(embed_dims, width, bias=qkv_bias)
+        conv: dict = dict(padding=lepe // 2, groups=embed_dims)
+        self.lepe = nn.Conv2d(embed_dims, embed_dims, lepe, **conv) if lepe else None
         self.proj = nn.Linear(embed_dims, embed_dims, bias=proj_bias)
         self.proj_drop = nn.Dropout(check_rate('proj_drop', proj_drop))
 
@@ -123,11 +109,7 @@ class BaseAttention(BaseModule):
         raise NotImplementedError
 
     def attends_packed(self) -> bool:
-        """Return True if :meth:`attend` takes all packed images at once, by ``layout.packed``.
-
-        For other attentions it is called image by image, also for a subclass that overrides
-        :meth:`attend` or :meth:`project` and not this method.
-        """
+        """Return True if :meth:`attend` takes all packed images at once, by ``layout.packed``."""
         return False
 
     def packed_unsupported_reason(self) -> Optional[str]:
@@ -137,10 +119,7 @@ class BaseAttention(BaseModule):
         return None
 
     def init_projections(self, init: Callable[[Union[nn.Conv2d, nn.Linear]], None]) -> None:
-        """Initialise the projections with ``init``, the initialisation of the backbone.
-
-        All other parameters keep the initial values that the attention has set.
-        """
+        """Initialise the projections, and nothing else, as the layers of the backbone."""
         for name in self.projections:
             layer = getattr(self, name, None)
             if layer is not None:
@@ -158,9 +137,7 @@ class BaseAttention(BaseModule):
 
         Args:
             x: tokens (B, E + N, C): E extra tokens, then the tokens of the map, row-major.
-            hw_shape: (H, W) with H * W == N, or the :class:`mmlinattn.ops.PackedShapes` of images
-                whose tokens are packed: B is 1 then, the tokens are E + H * W of each image, and
-                there is no mask.
+            hw_shape: (H, W) with H * W == N, or the shapes of packed images (B is 1, no mask).
             query_pos: (B, E + N, C), added to x for queries and keys only.
             key_padding_mask: (B, E + N) bool, True = padding.
             num_extra_tokens: E.
@@ -169,9 +146,7 @@ class BaseAttention(BaseModule):
             (B, E + N, C), after the output projection, before the residual.
 
         Raises:
-            ValueError: a shape does not match, or the attention does not support extra tokens or
-                packed images.
-            TypeError: the padding mask is not bool.
+            ValueError, TypeError: an input does not match, or is not supported.
         """
         layout = self.token_layout(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
         at_once = layout.packed is None or attends_at_once(self)
@@ -220,9 +195,8 @@ class BaseAttention(BaseModule):
         if not plain or hw[0] * hw[1] != x.shape[1] - num_extra_tokens:
             # Packed images, symbolic sizes of an export, or an error.
             hw, packed = checks.check_shape(self, x, hw_shape, key_padding_mask, num_extra_tokens)
-        rotary = None
-        if self.rotary and self.applies_rotary:
-            rotary = self._rotary(packed or hw, num_extra_tokens, x)
+        rotates = self.rotary and self.applies_rotary
+        rotary = self._rotary(packed or hw, num_extra_tokens, x) if rotates else None
         return TokenLayout(hw, key_padding_mask, rotary, num_extra_tokens, False, packed)
 
     def _rotary(self, maps: Union[Tuple[int, int], PackedShapes], extra: int, x: Tensor) -> Rotary:
@@ -235,9 +209,8 @@ class BaseAttention(BaseModule):
         self, out: Tensor, v: Tensor, gate: Optional[Tensor], layout: TokenLayout
     ) -> Tensor:
         """Compute ``(lepe(v) + out) * gate`` of tokens (B, E + N, C)."""
-        lepe = self.lepe
-        if lepe is not None:
-            out = local_position(lepe, v, layout) + out
+        if self.lepe is not None:
+            out = local_position(self.lepe, v, layout) + out
         return out if gate is None else out * gate
 
     def project_out(self, out: Tensor, q: Tensor) -> Tensor:
@@ -245,21 +218,14 @@ class BaseAttention(BaseModule):
         return self.proj(out)
 
     def check_extra_tokens(self, num_extra_tokens: int) -> None:
-        """Raise ValueError unless the attention supports this number of extra tokens.
-
-        Backbones call it at construction.
-        """
-        is_count = type(num_extra_tokens) is int and num_extra_tokens >= 0
-        if not is_count or (num_extra_tokens and not self.supports_extra_tokens):
+        """Raise ValueError unless the attention supports this number of extra tokens."""
+        if num_extra_tokens or type(num_extra_tokens) is not int:
             checks.check_supports_extra_tokens(self, num_extra_tokens)
 
     def project(
         self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
     ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-        """Project x to queries, keys, values and gate, each (B, N, C), views of one tensor.
-
-        A subclass may return fewer keys and values; it then does not support ``lepe``.
-        """
+        """Project x to queries, keys, values and gate, each (B, N, C), views of one tensor."""
         parts = 4 if self.gate == 'proj' else 3
         if query_pos is None:
             q, k, v, *gate = self.in_proj(x).chunk(parts, -1)
@@ -272,15 +238,10 @@ class BaseAttention(BaseModule):
 
     def unprojected_gate(self, x: Tensor) -> Optional[Tensor]:
         """Return the gate ``'identity'`` or ``'tanh'`` of x, or None."""
-        if self.gate == 'tanh':
-            return torch.tanh(x)
-        return x if self.gate == 'identity' else None
+        return torch.tanh(x) if self.gate == 'tanh' else x if self.gate == 'identity' else None
 
     def project_parts(self, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
-        """Compute consecutive outputs of ``in_proj`` from pairs of an input and their number.
-
-        The outputs are the queries, the keys, the values and the gate.
-        """
+        """Compute outputs of ``in_proj`` (q, k, v, gate) from pairs of an input and a number."""
         return linear_parts(self.in_proj, *((x, count * self.embed_dims) for x, count in inputs))
 
     def split_heads(self, x: Tensor) -> Tensor:

@@ -26,11 +26,7 @@ class BiasedSoftmaxAttention(SoftmaxAttention):
             use the bias of the largest distance in the table.
         num_extra_tokens: number of extra tokens (such as a class token) with a separate bias, see
             :class:`RelativePositionBias`.
-        others: see :class:`SoftmaxAttention`.
-
-    Raises:
-        ValueError: ``map_size`` is not one or two positive integers, ``num_extra_tokens`` is not
-            an integer of at least 0; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`SoftmaxAttention`.
 
     Example:
         >>> attn = BiasedSoftmaxAttention(embed_dims=32, num_heads=4, map_size=(5, 6))

@@ -15,12 +15,7 @@ SHORT_NAMES = dict(softmax='SoftmaxAttention')  # in the short form of a hybrid
 
 
 def registered_subclasses(base: type) -> Dict[str, type]:
-    """Return the registered subclasses of a class by name, in alphabetical order.
-
-    Example:
-        >>> 'RALA' in registered_subclasses(BaseAttention)
-        True
-    """
+    """Return the registered subclasses of a class by name, in alphabetical order."""
     found = sorted(MODELS.module_dict.items())
     return {n: cls for n, cls in found if isinstance(cls, type) and issubclass(cls, base)}
 
@@ -36,10 +31,6 @@ def find_subclass(argument: str, kind: Any, base: type, also_known: Iterable[str
 
     Raises:
         ValueError: ``kind`` is neither; the message names the known ones.
-
-    Example:
-        >>> find_subclass('attn_cfg', 'RALA', BaseAttention).__name__
-        'RALA'
     """
     found = _registered(kind) if isinstance(kind, str) else kind
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -50,12 +41,7 @@ def find_subclass(argument: str, kind: Any, base: type, also_known: Iterable[str
 
 
 def build_with_options(cls: type, argument: str, cfg: dict, **given: Any) -> Any:
-    """Return ``cls(**given, **cfg)``.
-
-    Raises:
-        TypeError: ``cfg`` lacks an option or has an unknown one; the message names the argument
-            and the options.
-    """
+    """Return ``cls(**given, **cfg)``; a TypeError names a missing or unknown option."""
     try:
         return cls(**given, **cfg)
     except TypeError:
@@ -85,10 +71,6 @@ def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[Ba
     Raises:
         KeyError: the type is not registered; the message names the types of this package.
         TypeError: the type is missing or not an attention.
-
-    Example:
-        >>> find_attention(dict(type='RALA', lepe=5)).__name__
-        'RALA'
     """
     if isinstance(attn_cfg, dict) and 'type' not in attn_cfg:
         raise TypeError(f"attn_cfg needs 'type', or 'default' for a hybrid; got {attn_cfg!r}")
@@ -120,8 +102,7 @@ def build_attention(
             lists in ``backbone_options``, unless the config sets them.
 
     Raises:
-        KeyError, TypeError: errors of :func:`find_attention`.
-        TypeError: the attention lacks an option of the config.
+        KeyError, TypeError: the attention is unknown, or lacks an option of the config.
 
     Example:
         >>> attn = build_attention('SoftmaxAttention', embed_dims=64, num_heads=2, sr_ratio=8)
@@ -138,11 +119,8 @@ def build_attention(
         wrong = [name for name in cfg if name not in option_names(kind)]
         reason = f'{error}'
         if wrong:
-            others = [
-                name
-                for name, other in registered_subclasses(BaseAttention).items()
-                if wrong[0] in option_names(other)
-            ]
+            kinds = registered_subclasses(BaseAttention).items()
+            others = [name for name, other in kinds if wrong[0] in option_names(other)]
             reason = unknown_option(kind, wrong[0])
             if others:
                 reason = f'it has no option {wrong[0]!r}, an option of {", ".join(others)}'

@@ -30,13 +30,12 @@ class ConvProjectionAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         kv_stride: stride of keys and values.
         attn_drop: dropout on the attention weights.
-        qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
 
     Raises:
-        ValueError: ``kv_stride`` is not a positive integer; errors of :class:`BaseAttention`.
+        ValueError: ``kv_stride`` is not a positive integer.
 
     Example:
-        >>> import torch
         >>> attn = ConvProjectionAttention(embed_dims=32, num_heads=4)
         >>> attn(torch.randn(2, 1 + 5 * 6, 32), hw_shape=(5, 6), num_extra_tokens=1).shape
         torch.Size([2, 31, 32])
@@ -55,12 +54,7 @@ class ConvProjectionAttention(BaseAttention):
     unsupported_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        kv_stride: int = 2,
-        attn_drop: float = 0.0,
-        **kwargs,
+        self, embed_dims: int, num_heads: int, kv_stride: int = 2, attn_drop: float = 0.0, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.kv_stride = check_integer('kv_stride', kv_stride)

@@ -26,10 +26,8 @@ def optimize_for_cpu(model: nn.Module, enabled: bool = True) -> nn.Module:
     - Neck and decode head of a segmentor get convolutions in channels_last, if the head is one of
       ``CONV_HEADS``: resizing maps takes a tenth of the time.
 
-    Parameters keep names, values and gradients, so that checkpoints, optimizers, ``train()``,
-    ``deepcopy``, pickling, ``torch.compile`` and export work as before. Under autocast, tracing
-    and on other devices the layers compute what ``nn.Linear`` computes, and inside
-    ``torch.backends.mkldnn.flags(enabled=False)``. A model on another device is left as it is. The
+    Parameters keep names, values and gradients. Under autocast, tracing and on other devices the
+    layers compute what ``nn.Linear`` computes. A model on another device is left as it is. The
     commands of this package call this function. Measured in docs/benchmarks.md.
 
     Args:
@@ -82,11 +80,7 @@ def onednn_is_faster() -> bool:
 
 
 class CPULinear(nn.Linear):
-    """Linear layer by oneDNN; made of ``nn.Linear`` by :func:`optimize_for_cpu`.
-
-    oneDNN is torch's library for convolutions. All derivatives are supported. Small products, other
-    dtypes and devices, autocast, traces and dispatch modes get torch's own function.
-    """
+    """Linear layer by oneDNN; made of ``nn.Linear`` by :func:`optimize_for_cpu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return onednn_linear(x, self.weight, self.bias)
@@ -95,13 +89,7 @@ class CPULinear(nn.Linear):
 def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """Compute ``torch.nn.functional.linear`` by oneDNN where it serves, else by torch's function.
 
-    Args:
-        x: (..., in).
-        weight: (out, in).
-        bias: (out,).
-
-    Returns:
-        (..., out) in the dtype of x.
+    Small products, other dtypes and devices, autocast, traces and dispatch modes get the latter.
 
     Example:
         >>> x, weight = torch.randn(4, 500, 64), torch.randn(96, 64)

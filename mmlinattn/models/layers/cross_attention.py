@@ -24,35 +24,24 @@ class LinearCrossAttention(BaseModule):
 
     ``attn_mask`` hides keys from queries. Linear attention sums over the keys once for all queries,
     and once more for every other row of the mask: the blocks of DINO's denoising queries are
-    computed exactly. A mask per image or head, as that of Mask2Former's cross-attention, has a row
-    for every query: it raises an error. So do numbers to be added to the logits.
-
-    RALA and ``AdditiveAttention`` use a mean of all queries. A mask splits it into one mean for
-    each of its rows: changing the row of one query also changes the outputs of others.
-
-    Many different rows cost more than softmax attention. Take 100 groups of denoising queries, 900
-    queries and 256 channels: RALA takes 4 times as long as mmcv's ``MultiheadAttention``, and 16
-    times as long as RALA without a mask (case ``denoising-mask`` of ``benchmarks/run.py``).
+    computed exactly. Many different rows cost more than softmax attention. A mask per image or
+    head, as that of Mask2Former's cross-attention, raises an error. So do numbers to be added to
+    the logits. RALA and ``AdditiveAttention`` use a mean of the queries with the same row.
 
     Args:
         embed_dims, num_heads: channels and heads.
         attn_cfg: ``'RALA'``, ``'MALA'``, ``'LinearAttention'`` and its subclasses, ``'RWGKA'``,
             ``'AdditiveAttention'`` (values are projections of the queries), ``'SoftmaxAttention'``
-            for comparison, or a config of one of them. They are built without rotary position,
-            local position and gate.
-        attn_drop: must be 0, there are no N x M weights to drop.
-        proj_drop: rate of dropout on the output.
-        dropout: rate of ``dropout_layer``.
-        batch_first: must be True.
+            for comparison, or a config of one of them, without positions and gate.
+        attn_drop, batch_first: must be 0 and True.
+        proj_drop, dropout: rates of dropout on the output, and of ``dropout_layer``.
         ignore_attn_mask: attend to all keys in spite of a mask.
         dropout_layer: config of a second dropout on the output, such as ``dict(type='DropPath',
             drop_prob=0.1)``; ``dropout`` overrides its rate.
 
     Raises:
-        ValueError: the attention cannot attend to other tokens; ``attn_cfg`` has ``embed_dims``,
-            ``num_heads``, ``proj_drop`` or an option of maps; ``attn_drop`` is not 0,
-            ``batch_first`` is False; in the forward pass, a mask that it cannot express.
-        KeyError: the attention is unknown.
+        ValueError: the attention cannot attend to other tokens, an option has a wrong value, or,
+            in the forward pass, it cannot express a mask.
 
     Example:
         >>> attn = LinearCrossAttention(32, 4, attn_cfg='RALA')
@@ -126,22 +115,17 @@ class LinearCrossAttention(BaseModule):
 
         Args:
             query: (B, N, C).
-            key: (B, M, C); the query by default.
-            value: (B, M, C); the key by default.
+            key, value: (B, M, C); the query, and the key, by default.
             identity: (B, N, C), added to the output; the query by default.
             query_pos: (B, N, C), added to the query.
             key_pos: (B, M, C), added to the key; ``query_pos`` by default if its shape fits.
             attn_mask: (N, M) bool, True hides a key from a query. Queries without a key get the
-                bias of the output projection, with ``AdditiveAttention`` plus the projected query,
-                which it adds to every output.
+                bias of the output projection.
             key_padding_mask: (B, M) bool, True = padding.
             kwargs: other arguments of decoder layers, unused.
 
         Returns:
             (B, N, C), with the residual connection.
-
-        Raises:
-            ValueError: shapes do not match, or the mask cannot be expressed.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -151,12 +135,10 @@ class LinearCrossAttention(BaseModule):
         attn = self.attn
         queries = query if query_pos is None else query + query_pos
         keys = key if key_pos is None else key + key_pos
-        values = query if attn.cross_values == 'queries' else value
-        if attn.values_follow_keys:
-            parts = attn.project_parts((queries, 1), (keys, 1), (values, 1))
+        if attn.cross_values == 'queries':  # projected as the queries, without their position
+            parts = attn.project_parts((queries, 1), (keys, 1)) + attn.project_parts((query, 1))
         else:
-            parts = attn.project_parts((queries, 1), (keys, 1))
-            parts += attn.project_parts((values, 1))
+            parts = attn.project_parts((queries, 1), (keys, 1), (value, 1))
         q, k, v = (attn.split_heads(part) for part in parts)
         if attn_mask is None or self.ignore_attn_mask:
             out = self._attend(q, k, v, key_padding_mask)

@@ -24,9 +24,6 @@ def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor
         conv: convolution of C channels in C groups, with odd kernel sizes.
         hw_shape: (H, W) with H * W == N.
 
-    Returns:
-        (B, N, C).
-
     Example:
         >>> x, conv = torch.randn(2, 12, 8), nn.Conv2d(8, 8, 3, padding=1, groups=8)
         >>> expected = x + map_to_tokens(conv(tokens_to_map(x, (3, 4))))

@@ -18,10 +18,7 @@ class EfficientAttention(LinearAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Example:
         >>> import torch

@@ -30,14 +30,13 @@ class EnhancedLinearAttention(BaseAttention):
         scales: odd kernel sizes of the aggregations, in addition to the tokens; may be empty.
         eps: added to the normaliser. The release uses 1e-15, which is possible here, too: sums are
             in float32.
-        qkv_bias, proj_bias, proj_drop, backend, init_cfg: see :class:`BaseAttention`. Extra tokens
-            (such as a class token) are not supported.
+        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate. Extra tokens are not
+            supported.
 
     Raises:
-        ValueError: a scale is not an odd positive integer; errors of :class:`BaseAttention`.
+        ValueError: a scale is not an odd positive integer.
 
     Example:
-        >>> import torch
         >>> attn = EnhancedLinearAttention(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

@@ -1,9 +1,7 @@
 """Feature maps of queries and keys for linear attention: table 6 of the Ripple paper.
 
 Each maps queries and keys (B, heads, N, d) to features (B, heads, N, m) of the same dtype. Half
-types are computed in float32, since exponentials and sines of rounded numbers are inaccurate. The
-features are then rounded, which costs no more accuracy than rounding the values. The attention
-kernels can then multiply in half precision, with sums in float32.
+types are computed in float32, since exponentials and sines of rounded numbers are inaccurate.
 """
 
 import math
@@ -31,15 +29,10 @@ class FeatureMap(BaseModule):
     Args:
         head_dim: channels d per head.
         num_heads: heads.
-
-    Attributes:
-        exceeds_float16: features can leave the range of float16; float16 inputs give float32.
-        is_per_token: the features of a token depend on this token only, so that those of packed
-            images are computed at once.
     """
 
-    exceeds_float16 = False
-    is_per_token = False
+    exceeds_float16 = False  # if True, float16 inputs give float32
+    is_per_token = False  # if True, the features of packed images are computed at once
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -119,17 +112,27 @@ class RandomFeatures(FeatureMap):
     """Base class of maps with random weights, optionally drawn again at each training step.
 
     New weights come from torch's generator of the device, once per forward pass: activation
-    checkpointing recomputes with the same weights. Each process draws its own.
-    :class:`mmlinattn.engine.ExactResumeHook` makes the draws of a resumed run those of an
-    uninterrupted one. Evaluation and export use one draw, which is saved with the weights.
+    checkpointing recomputes with the same weights. Each process draws its own. Evaluation and
+    export use one draw, which is saved with the weights.
 
     Args:
         head_dim, num_heads: channels d per head and heads.
+        num_features: m, the number of frequencies or directions; d by default.
         resample: draw new weights at each training step.
+
+    Raises:
+        ValueError: ``num_features`` is not a positive integer.
     """
 
-    def __init__(self, head_dim: int, num_heads: int, resample: bool) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        num_features: Optional[int] = None,
+        resample: bool = False,
+    ) -> None:
         super().__init__(head_dim, num_heads)
+        self.num_features = feature_count(num_features, head_dim)
         self.resample = resample
 
     def weights(self, saved: Tensor) -> Tensor:
@@ -141,6 +144,11 @@ class RandomFeatures(FeatureMap):
         return torch.randn_like(like)
 
 
+def feature_count(num_features: Optional[int], head_dim: int) -> int:
+    """Return the number of features, ``head_dim`` by default."""
+    return check_integer('num_features', head_dim if num_features is None else num_features)
+
+
 @MODELS.register_module()
 class AdaptiveFeatures(RandomFeatures):
     """Learnt map of the Ripple paper, ``ReLU(W2 [sin(W1 x); cos(W1 x)] + b2)``.
@@ -149,21 +157,15 @@ class AdaptiveFeatures(RandomFeatures):
     published parameter counts of the DeiT models: 3,104 per layer with heads of 32 channels.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
-        num_features: m; d by default.
         per_head: use a separate map per head.
-        resample: draw W1 at each training step instead of learning it ("randomly sampled W1"),
-            see :class:`RandomFeatures`.
+        resample: draw W1 at each training step instead of learning it ("randomly sampled W1").
         output_layer: False omits W2 and b2: the features are 2 m rectified sines and cosines. (A
             footnote of the paper calls its row without the fully connected network identical to
             T2R; :class:`T2RFeatures` implements that reading.)
         backend: see :func:`mmlinattn.ops.adaptive_features`; unused without an output layer.
-
-    Raises:
-        ValueError: ``num_features`` is not a positive integer, or the backend is unknown.
+        kwargs: options of :class:`RandomFeatures`.
 
     Example:
-        >>> import torch
         >>> q, k = AdaptiveFeatures(32, 6)(*torch.randn(2, 1, 6, 10, 32))
         >>> q.shape, bool((q >= 0).all())
         (torch.Size([1, 6, 10, 32]), True)
@@ -175,34 +177,27 @@ class AdaptiveFeatures(RandomFeatures):
         self,
         head_dim: int,
         num_heads: int,
-        num_features: Optional[int] = None,
         per_head: bool = False,
-        resample: bool = False,
         output_layer: bool = True,
         backend: str = 'auto',
+        **kwargs,
     ) -> None:
-        super().__init__(head_dim, num_heads, resample)
-        num_features = check_integer(
-            'num_features', head_dim if num_features is None else num_features
-        )
+        super().__init__(head_dim, num_heads, **kwargs)
         if backend not in BACKENDS:
             raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
         self.backend = backend
-        frequencies = torch.randn(*([num_heads] if per_head else []), num_features, head_dim)
-        if resample:
+        count = self.num_features
+        frequencies = torch.randn(*([num_heads] if per_head else []), count, head_dim)
+        if self.resample:
             self.register_buffer('frequencies', frequencies)
         else:
             self.frequencies = nn.Parameter(frequencies)
-        self.output_layer = (
-            HeadLinear(2 * num_features, num_features, num_heads, per_head)
-            if output_layer
-            else nn.Identity()
-        )
+        layer = HeadLinear(2 * count, count, num_heads, per_head) if output_layer else None
+        self.output_layer = layer or nn.Identity()
 
     def forward(
         self, q: Tensor, k: Tensor, key_padding_mask: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor]:
-        """Return the features of queries and keys, see :meth:`FeatureMap.forward`."""
         layer = self.output_layer
         if type(layer) is not HeadLinear or has_hooks(layer):
             return super().forward(q, k, key_padding_mask)
@@ -222,12 +217,8 @@ class T2RFeatures(FeatureMap):
     EMNLP 2021).
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         num_features: d by default.
         per_head: use a separate map per head.
-
-    Raises:
-        ValueError: ``num_features`` is not a positive integer.
 
     Example:
         >>> q, k = T2RFeatures(32, 6, num_features=16)(*torch.randn(2, 1, 6, 10, 32))
@@ -245,10 +236,8 @@ class T2RFeatures(FeatureMap):
         per_head: bool = False,
     ) -> None:
         super().__init__(head_dim, num_heads)
-        num_features = check_integer(
-            'num_features', head_dim if num_features is None else num_features
-        )
-        self.linear = HeadLinear(head_dim, num_features, num_heads, per_head)
+        count = feature_count(num_features, head_dim)
+        self.linear = HeadLinear(head_dim, count, num_heads, per_head)
 
     def features(self, x: Tensor) -> Tensor:
         return F.relu(self.linear(x))
@@ -260,14 +249,7 @@ class DPFPFeatures(FeatureMap):
     Programmers" (Schlag et al., ICML 2021).
 
     The features are products of the rectified channels of x and -x with the same channels rolled
-    by 1 to ``order``: 2 d order features.
-
-    Args:
-        head_dim, num_heads: filled in by the attention.
-        order: nu of the paper.
-
-    Raises:
-        ValueError: ``order`` is not a positive integer.
+    by 1 to ``order``, nu of the paper: 2 d order features.
 
     Example:
         >>> q, k = DPFPFeatures(32, 6, order=2)(*torch.randn(2, 1, 6, 10, 32))
@@ -296,13 +278,7 @@ class RFAFeatures(RandomFeatures):
     implementation of :func:`mmlinattn.ops.ripple_attention` raises an error for them.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
-        num_features: number of frequencies m; d by default.
-        resample: draw the frequencies at each training step, as the paper does, see
-            :class:`RandomFeatures`.
-
-    Raises:
-        ValueError: ``num_features`` is not a positive integer.
+        kwargs: options of :class:`RandomFeatures`; the paper has ``resample=True``.
 
     Example:
         >>> q, k = RFAFeatures(32, 6, num_features=8)(*torch.randn(2, 1, 6, 10, 32))
@@ -312,18 +288,9 @@ class RFAFeatures(RandomFeatures):
 
     is_per_token = True
 
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        num_features: Optional[int] = None,
-        resample: bool = False,
-    ) -> None:
-        super().__init__(head_dim, num_heads, resample)
-        num_features = check_integer(
-            'num_features', head_dim if num_features is None else num_features
-        )
-        self.register_buffer('frequencies', torch.randn(num_features, head_dim))
+    def __init__(self, head_dim: int, num_heads: int, **kwargs) -> None:
+        super().__init__(head_dim, num_heads, **kwargs)
+        self.register_buffer('frequencies', torch.randn(self.num_features, head_dim))
         self.scale = nn.Parameter(torch.ones(head_dim))
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
@@ -339,14 +306,8 @@ class PerformerFeatures(RandomFeatures):
     with Performers" (Choromanski et al., ICLR 2021).
 
     Args:
-        head_dim, num_heads: filled in by the attention.
-        num_features: d by default.
         eps: added to each feature.
-        resample: draw the directions at each training step, see :class:`RandomFeatures`. The paper
-            draws them again every so many steps.
-
-    Raises:
-        ValueError: ``num_features`` is not a positive integer.
+        kwargs: options of :class:`RandomFeatures`. The paper draws again every so many steps.
 
     Example:
         >>> q, k = PerformerFeatures(32, 6)(*torch.randn(2, 1, 6, 10, 32))
@@ -354,20 +315,11 @@ class PerformerFeatures(RandomFeatures):
         (torch.Size([1, 6, 10, 32]), True)
     """
 
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        num_features: Optional[int] = None,
-        eps: float = 1e-6,
-        resample: bool = False,
-    ) -> None:
-        super().__init__(head_dim, num_heads, resample)
-        num_features = check_integer(
-            'num_features', head_dim if num_features is None else num_features
-        )
+    def __init__(self, head_dim: int, num_heads: int, eps: float = 1e-6, **kwargs) -> None:
+        super().__init__(head_dim, num_heads, **kwargs)
         self.eps = check_number('eps', eps)
-        self.register_buffer('directions', orthogonal_gaussian(torch.empty(num_features, head_dim)))
+        like = torch.empty(self.num_features, head_dim)
+        self.register_buffer('directions', orthogonal_gaussian(like))
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         directions = self.weights(self.directions).to(q.dtype)
@@ -395,11 +347,7 @@ class FocusedFeatures(FeatureMap):
     Norms are over the channels of all heads, as in the released code.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         power: p, at least 1.
-
-    Raises:
-        ValueError: ``power`` is below 1.
 
     Example:
         >>> focused = FocusedFeatures(2, 1, power=3)
@@ -449,9 +397,7 @@ def l2_normalize(x: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:
 def orthogonal_gaussian(like: Tensor) -> Tensor:
     """Return blocks of orthogonal rows with the norms of standard normal vectors.
 
-    Args:
-        like: (rows, columns), its shape, device and dtype are those of the result; half types give
-            float32, since torch cannot factorise them.
+    Shape, device and dtype are those of ``like``, (rows, columns); half types give float32.
     """
     rows, columns = like.shape
     blocks = -(-rows // columns)
@@ -471,8 +417,7 @@ def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> F
         head_dim, num_heads: channels per head and heads of the attention.
 
     Raises:
-        ValueError: the map is unknown, and the message names the known ones; a map without options
-            has one.
+        ValueError: the map is unknown, or has no options.
 
     Example:
         >>> type(build_feature_map(dict(type='DPFPFeatures', order=2), 32, 6)).__name__

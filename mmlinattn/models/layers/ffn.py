@@ -34,11 +34,7 @@ class MLP(BaseModule):
         hidden_dims: channels between the two linear layers.
         act: ``'gelu'``, ``'quick_gelu'`` or ``'gelu_tanh'``.
 
-    Raises:
-        ValueError: the activation is unknown.
-
     Example:
-        >>> import torch
         >>> MLP(32, 128)(torch.randn(1, 7, 32)).shape
         torch.Size([1, 7, 32])
     """
@@ -59,12 +55,7 @@ class MLP(BaseModule):
 class ConvFFN(BaseModule):
     """Feed-forward layer of RAVLT: linear, GELU, ``y += dwconv3x3(y)``, linear.
 
-    Args:
-        embed_dims: channels C.
-        hidden_dims: channels between the two linear layers.
-
     Example:
-        >>> import torch
         >>> ConvFFN(32, 112)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
         torch.Size([1, 6, 32])
     """
@@ -84,12 +75,7 @@ class ConvFFN(BaseModule):
 class MixFFN(ConvFFN):
     """Feed-forward layer of SegFormer: linear, 3x3 depth-wise convolution, GELU, linear.
 
-    Args:
-        embed_dims: channels C.
-        hidden_dims: channels between the two linear layers.
-
     Example:
-        >>> import torch
         >>> MixFFN(32, 128)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
         torch.Size([1, 6, 32])
     """

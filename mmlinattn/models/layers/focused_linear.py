@@ -24,10 +24,10 @@ class FocusedLinearAttention(LinearAttention):
         power: p, at least 1.
         lepe: kernel size of the convolution, 0 for none.
         eps: added to the normaliser, a mean over the keys.
-        others: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Raises:
-        ValueError: ``power`` is below 1; errors of :class:`BaseAttention`.
+        ValueError: ``power`` is below 1.
 
     Example:
         >>> import torch

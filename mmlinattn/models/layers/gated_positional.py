@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ...ops.common.checks import check_rate
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from ...utils import check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .softmax import softmax_attention
@@ -32,15 +31,10 @@ class GatedPositionalAttention(BaseAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        locality_strength: sharpness of the initial position weights.
         attn_drop: dropout on the weights of the content part.
-        others: see :class:`BaseAttention`. Extra tokens (class token) are not supported.
-
-    Raises:
-        ValueError: ``locality_strength`` is not positive; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`. Extra tokens (class token) are not supported.
 
     Example:
-        >>> import torch
         >>> attn = GatedPositionalAttention(embed_dims=64, num_heads=4)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
@@ -57,19 +51,11 @@ class GatedPositionalAttention(BaseAttention):
     )
     supports_extra_tokens = False
 
-    def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        locality_strength: float = 1.0,
-        attn_drop: float = 0.0,
-        **kwargs,
-    ) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, attn_drop: float = 0.0, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        check_number('locality_strength', locality_strength, above=True)
         self.attn_drop = check_rate('attn_drop', attn_drop)
         self.gates = nn.Parameter(torch.ones(num_heads))
-        self.positions = nn.Parameter(locality_strength * _initial_positions(num_heads))
+        self.positions = nn.Parameter(_initial_positions(num_heads))
         self._start_values_as_identity()
 
     def init_projections(self, init: Callable[[Union[nn.Conv2d, nn.Linear]], None]) -> None:

@@ -21,10 +21,7 @@ class HydraAttention(BaseAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        others: see :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
-
-    Raises:
-        ValueError: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
     Example:
         >>> import torch

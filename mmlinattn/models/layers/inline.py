@@ -41,13 +41,9 @@ class InLineAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         feature_map: phi: ``'identity'`` (the paper's), ``'relu'``, ``'leaky_relu'`` or ``'exp'``
             (of 0.2 x).
-        others: see :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
-
-    Raises:
-        ValueError: the feature map is unknown; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
     Example:
-        >>> import torch
         >>> attn = InLineAttention(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

@@ -31,13 +31,12 @@ class LinearAttention(BaseAttention):
         position: None, or name or config of a position without an N x N matrix:
             ``'RotaryPosition'`` (after the feature map), ``'LearnedKeyPosition'``, ``'SineSPE'``,
             ``'ConvSPE'``, ``'PermutationPosition'``; see :mod:`mmlinattn.models.layers.positions`.
-        others: see :class:`BaseAttention`. Its ``rotary`` rotates queries and keys before the
+        kwargs: options of :class:`BaseAttention`. ``rotary`` rotates queries and keys before the
             feature map, which keeps the features positive.
 
     Raises:
         ValueError: the feature map or position is unknown, ``position`` is combined with
-            ``rotary``, the position does not support extra tokens; errors of
-            :class:`BaseAttention`.
+            ``rotary``, or the position does not support extra tokens.
 
     Example:
         >>> import torch

@@ -34,10 +34,7 @@ class LinearAngularAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         form: ``'released'`` or ``'paper'``.
         lepe: kernel size of the convolution, 0 for none.
-        others: see :class:`BaseAttention`; ``backend`` applies to ``form='paper'``.
-
-    Raises:
-        ValueError: the form is unknown; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`; ``backend`` applies to ``form='paper'``.
 
     Example:
         >>> import torch

@@ -14,23 +14,13 @@ from .cpu_linear import CPULinear, onednn_linear
 def is_unmodified(layer: nn.Module, cls: type) -> bool:
     """Return True if a layer is exactly of class ``cls``, without hooks and outside a trace.
 
-    A wrapped, quantised or parametrised layer has another class. Hooks may read or change inputs
-    and outputs. In both cases the layer must be called.
-
-    Example:
-        >>> is_unmodified(nn.Linear(2, 3), nn.Linear), is_unmodified(nn.Identity(), nn.Linear)
-        (True, False)
+    Any other layer (wrapped, quantised, with hooks) must be called.
     """
     return type(layer) is cls and not has_hooks(layer) and not is_tracing()
 
 
 def has_hooks(layer: nn.Module) -> bool:
-    """Return True if a call of this layer runs hooks, its own or global ones.
-
-    Example:
-        >>> has_hooks(nn.Identity())
-        False
-    """
+    """Return True if a call of this layer runs hooks, its own or global ones."""
     return bool(
         layer._forward_hooks
         or layer._forward_pre_hooks
@@ -44,13 +34,7 @@ def has_hooks(layer: nn.Module) -> bool:
 
 
 def apply_dropout(drop: nn.Module, x: Tensor) -> Tensor:
-    """Return ``drop(x)``; dropout with rate 0 and without hooks is not called.
-
-    Example:
-        >>> x = torch.ones(2)
-        >>> apply_dropout(nn.Dropout(0.0), x) is x
-        True
-    """
+    """Return ``drop(x)``; dropout with rate 0 and without hooks is not called."""
     has_effect = type(drop) is not nn.Dropout or drop.p
     return drop(x) if has_effect or drop._forward_hooks or drop._forward_pre_hooks else x
 
@@ -59,20 +43,10 @@ def gelu_inplace_if_safe(layer: nn.Module, x: Tensor) -> Tensor:
     """Return GELU of x, the output of ``layer``, in place if no gradient or hook needs x.
 
     Allocating a new tensor costs more than the function.
-
-    Example:
-        >>> layer, x = nn.Linear(4, 4), torch.randn(2, 4)
-        >>> torch.equal(gelu_inplace_if_safe(layer, layer(x)), F.gelu(layer(x)))
-        True
     """
-    plain = type(layer) in (nn.Linear, CPULinear, nn.Conv2d)
-    if (
-        (x.requires_grad and torch.is_grad_enabled())
-        or not plain
-        or not is_unmodified(layer, type(layer))
-    ):
-        return F.gelu(x)
-    return torch.ops.aten.gelu_(x)
+    plain = type(layer) in (nn.Linear, CPULinear, nn.Conv2d) and is_unmodified(layer, type(layer))
+    needed = not plain or (x.requires_grad and torch.is_grad_enabled())
+    return F.gelu(x) if needed else torch.ops.aten.gelu_(x)
 
 
 class KeyBiaslessLinear(nn.Linear):
@@ -80,10 +54,6 @@ class KeyBiaslessLinear(nn.Linear):
 
     The bias has as many numbers as that of ``nn.Linear``, so that weights load into either; those
     of the keys are not read and get no gradient.
-
-    Args:
-        embed_dims: channels of the input and of each part.
-        parts: number of parts, 3 or more.
 
     Example:
         >>> layer = KeyBiaslessLinear(4, 3)
@@ -106,12 +76,7 @@ class KeyBiaslessLinear(nn.Linear):
 
 
 def projection_bias(layer: nn.Linear) -> Optional[Tensor]:
-    """Return the bias that a projection adds.
-
-    Example:
-        >>> projection_bias(KeyBiaslessLinear(2, 3)).shape
-        torch.Size([6])
-    """
+    """Return the bias that a projection adds."""
     return layer.effective_bias() if isinstance(layer, KeyBiaslessLinear) else layer.bias
 
 
@@ -123,10 +88,7 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """Return consecutive outputs of a projection, each computed from another input.
 
     A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs.
-
-    Args:
-        layer: the projection.
-        inputs: pairs of a tensor (..., C) and its number of outputs.
+    Inputs are pairs of a tensor (..., C) and its number of outputs.
 
     Example:
         >>> layer, (x, y) = nn.Linear(2, 6), torch.randn(2, 1, 2)

@@ -27,10 +27,7 @@ class MALA(BaseAttention):
         gate: ``'proj'``, ``'identity'``, ``'tanh'`` or ``None``.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'``.
         eps: added to the divisor.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: an option value is unknown; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Example:
         >>> import torch

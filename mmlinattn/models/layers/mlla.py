@@ -32,12 +32,11 @@ class MLLAAttention(BaseAttention):
         lepe: kernel size of the depth-wise convolution of the values, 0 for none.
         eps: added to the mean of the weights.
         qkv_bias: bias of the projection to queries and keys.
-        proj_drop, backend, init_cfg: see :class:`BaseAttention`, without its ``gate``, which the
-            block of MLLA has. ``proj_bias`` has no effect. The Triton kernels serve
-            ``rotary=False`` and single heads.
+        kwargs: options of :class:`BaseAttention` but ``gate``, which the block of MLLA has;
+            ``proj_bias`` has no effect. The Triton kernels serve ``rotary=False`` or one head.
 
     Raises:
-        ValueError: rotary position cannot split the channels; errors of :class:`BaseAttention`.
+        ValueError: rotary position cannot split the channels.
 
     Example:
         >>> import torch

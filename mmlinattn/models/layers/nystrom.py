@@ -27,11 +27,7 @@ class NystromAttention(BaseAttention):
         num_landmarks: M, a square number.
         iterations: iterations of the pseudo-inverse.
         lepe: kernel size of the convolution, 0 for none.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: ``num_landmarks`` is not a square number, ``iterations`` is below 1; errors of
-            :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Example:
         >>> import torch

@@ -20,13 +20,6 @@ class PolarFeatures(FeatureMap):
         phi(x) = [ReLU(y)^p, ReLU(-y)^p],    y = x / softplus(scale),  p = 1 + alpha sigmoid(power)
 
     Each channel of a head learns its scale and power; p starts at 1 + alpha / 2.
-
-    Args:
-        head_dim, num_heads: filled in by the attention.
-        alpha: bound of p - 1.
-
-    Raises:
-        ValueError: ``alpha`` is not positive.
     """
 
     exceeds_float16 = True  # the cube of 41 does
@@ -45,12 +38,7 @@ class PolarFeatures(FeatureMap):
 
 
 class SharedDepthwiseConv(nn.Conv2d):
-    """Depth-wise convolution whose weights are shared by the heads.
-
-    Args:
-        head_dim, num_heads: channels per head and heads.
-        kernel_size: odd size of the kernel.
-    """
+    """Depth-wise convolution whose weights are shared by the heads."""
 
     def __init__(self, head_dim: int, num_heads: int, kernel_size: int) -> None:
         super().__init__(head_dim, head_dim, kernel_size, padding=kernel_size // 2, groups=head_dim)
@@ -86,12 +74,11 @@ class PolaFormerAttention(LinearAttention):
         lepe: kernel size of the convolution, 0 for none.
         gate: ``'proj'`` (the paper's), ``'identity'``, ``'tanh'`` or ``None``.
         eps: added to the normaliser, a mean over the keys.
-        others: see :class:`BaseAttention`. The Triton kernels do not support
+        kwargs: options of :class:`BaseAttention`. The Triton kernels do not support
             features that are wider than the values.
 
     Raises:
-        ValueError: the channels per head are odd, ``alpha`` is not positive, ``map_size`` is not
-            one or two positive integers; errors of :class:`BaseAttention`.
+        ValueError: the channels per head are odd, or an option has a wrong value.
 
     Example:
         >>> attn = PolaFormerAttention(embed_dims=64, num_heads=2)

@@ -31,11 +31,9 @@ def cell_masks(
     Pooling by products with such a matrix exports for any grid and map.
 
     Args:
-        cells: number of cells.
-        size: length of the axis.
+        cells, size: number of cells, and length of the axis.
         device: device of the result.
-        used: number of positions that the cells cover, from the first one; all by default. A
-            tensor (B,) sets it per image.
+        used: number of positions that the cells cover, or of each image (B,); all by default.
 
     Returns:
         (cells, size) bool, or (B, cells, size) if ``used`` is a tensor.
@@ -59,17 +57,10 @@ def _in_cell(
 
 
 def pool_tokens(x: Tensor, layout: TokenLayout, rows: Tensor, columns: Tensor) -> Tensor:
-    """Average x (B, heads, N, d) over the cells of a grid.
+    """Average tokens of a map, x (B, heads, N, d), to (B, heads, cells, d).
 
-    Padded tokens are excluded from the averages; a cell of padding only is 0.
-
-    Args:
-        x: tokens of the map.
-        layout: shape and padding of the map.
-        rows, columns: cells of both axes, see :func:`cell_masks`, or their :func:`axis_weights`.
-
-    Returns:
-        (B, heads, cells, d).
+    Padded tokens are excluded from the averages; a cell of padding only is 0. Rows and columns are
+    cells of both axes, see :func:`cell_masks`, or their :func:`axis_weights`.
     """
     hw_shape, mask = layout.hw_shape, layout.key_padding_mask
     dtype = accumulation_dtype(x.dtype)
@@ -102,11 +93,6 @@ def pool_tokens_dynamic(num_cells: int, x: Tensor, layout: TokenLayout) -> Tuple
 
     The number of rows and columns of the grid is computed in the graph. If the grid has fewer than
     ``num_cells`` cells, the last ones are empty.
-
-    Args:
-        num_cells: largest number of cells.
-        x: (B, heads, N, d), tokens of the map.
-        layout: shape and padding of the map.
 
     Returns:
         (B, heads, num_cells, d), and True for the cells that exist, (num_cells,) bool.
@@ -149,12 +135,7 @@ def cell_weights(cells: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def axis_weights(cells: int, size: int, x: Tensor) -> Tensor:
-    """Return the weights of the positions of each cell of an axis, (cells, size).
-
-    Args:
-        cells, size: see :func:`cell_masks`.
-        x: tokens, for device and dtype; the weights are at least float32.
-    """
+    """Return weights (cells, size) of the positions on an axis, in at least float32, for x."""
     return constant(_axis_weights, x.device, cells, size, accumulation_dtype(x.dtype))
 
 

@@ -38,19 +38,14 @@ class LinearPosition(BaseModule):
     Args:
         head_dim: channels d per head.
         num_heads: heads.
-
-    Attributes:
-        out_dims: channels per head that enter the feature map.
-        supports_extra_tokens: True if extra tokens without a position (class token) are allowed.
-        supports_onnx: True if ONNX and graphs with dynamic sizes can contain it.
     """
 
-    supports_extra_tokens = False
-    supports_onnx = True
+    supports_extra_tokens = False  # tokens without a position, such as a class token
+    supports_onnx = True  # also in graphs with dynamic sizes
 
     def __init__(self, head_dim: int, num_heads: int) -> None:
         super().__init__()
-        self.head_dim = self.out_dims = head_dim
+        self.head_dim = self.out_dims = head_dim  # out_dims enter the feature map
         self.num_heads = num_heads
 
     def check_export(self, hw_shape: HW) -> None:
@@ -75,10 +70,7 @@ class LinearPosition(BaseModule):
         return q, k
 
     def rotary(self, hw_shape: HW, num_features: int, num_extra: int) -> Optional[Rotary]:
-        """Return the rotation of the features of the numerator, or None.
-
-        The first ``num_extra`` tokens are not rotated.
-        """
+        """Return the rotation of the features of the numerator (not of extra tokens), or None."""
         return None
 
 
@@ -108,11 +100,7 @@ class LearnedKeyPosition(LinearPosition):
     Positions are resized to maps of another size, padding included, by bicubic interpolation.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         map_size: side, or (H, W), of the map that the positions are for.
-
-    Raises:
-        ValueError: ``map_size`` is not positive.
 
     Example:
         >>> position = LearnedKeyPosition(8, 2, map_size=(2, 3))
@@ -145,7 +133,6 @@ class PermutationPosition(LinearPosition):
     depend only on the offset between query and key. Features stay positive.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         seed: seed of the permutations, which are not saved with the weights.
 
     Example:
@@ -206,13 +193,9 @@ class StochasticPosition(LinearPosition):
     O(N R): processes are computed for a band of rows at a time, and again in the backward pass.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         num_realizations: R; d by default.
         gated: False fixes the gates g at 0.
         seed: seed for evaluation.
-
-    Raises:
-        ValueError: ``num_realizations`` is not a positive integer.
     """
 
     supports_onnx = False
@@ -235,11 +218,7 @@ class StochasticPosition(LinearPosition):
     def position_codes(
         self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
     ) -> Sequence[Tensor]:
-        """Return the random processes of queries and keys in these rows.
-
-        Returns:
-            two tensors (heads, rows * W, d, R) of variance ``P_d(0)``.
-        """
+        """Return the processes of queries and keys, (heads, rows * W, d, R), variance P_d(0)."""
         raise NotImplementedError
 
     def before_feature_map(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
@@ -300,12 +279,8 @@ class SineSPE(StochasticPosition):
     DeiT-T; the Ripple paper's table 1 has 0.08.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         num_sines: number k of waves per channel.
-        others: see :class:`StochasticPosition`.
-
-    Raises:
-        ValueError: ``num_sines`` is not a positive integer.
+        kwargs: options of :class:`StochasticPosition`.
 
     Example:
         >>> position = SineSPE(16, 2, num_realizations=24)
@@ -348,14 +323,10 @@ class ConvSPE(StochasticPosition):
     is the correlation of the two filters, and 0 beyond their size.
 
     Args:
-        head_dim, num_heads: filled in by the attention.
         kernel_size: size of the filters, (rows, columns) or one number for both. The default of
             200 taps adds 0.92 M parameters to a DeiT-T. The Ripple paper's table 1 has 0.93 and
             does not state the filter size.
-        others: see :class:`StochasticPosition`.
-
-    Raises:
-        ValueError: ``kernel_size`` is not one or two positive integers.
+        kwargs: options of :class:`StochasticPosition`.
 
     Example:
         >>> position = ConvSPE(16, 2, kernel_size=3)
@@ -365,17 +336,10 @@ class ConvSPE(StochasticPosition):
     """
 
     def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        kernel_size: Union[int, Tuple[int, int]] = (10, 20),
-        **kwargs,
+        self, head_dim: int, num_heads: int, kernel_size: Union[int, HW] = (10, 20), **kwargs
     ) -> None:
         super().__init__(head_dim, num_heads, **kwargs)
-        sides = (kernel_size,) * 2 if isinstance(kernel_size, int) else tuple(kernel_size)
-        if len(sides) != 2:
-            raise ValueError(f'kernel_size must be one or two integers, got {kernel_size!r}')
-        self.kernel_size = tuple(check_integer('kernel_size', side) for side in sides)
+        self.kernel_size = sides = check_sides(kernel_size, 'kernel_size')
         channels, taps = num_heads * head_dim, math.prod(sides)
         filters = torch.rand(2 * channels, 1, *sides)  # of queries, then of keys
         self.filters = nn.Parameter((taps / 2) ** -0.5 * filters)
@@ -402,12 +366,6 @@ def counter_based_normal(seed: Tensor, *coordinates: Tensor) -> Tensor:
 
     Coordinates are broadcast. The number at a coordinate is the same on every device, in compiled
     graphs and for every map size. Random generators guarantee none of these.
-
-    Example:
-        >>> rows, columns = torch.arange(300)[:, None], torch.arange(300)
-        >>> numbers = counter_based_normal(torch.tensor(1), rows, columns)
-        >>> numbers.shape, round(abs(numbers.mean().item()), 1), round(numbers.std().item(), 1)
-        (torch.Size([300, 300]), 0.0, 1.0)
     """
     bits = _hash32(seed)
     for coordinate in coordinates:
@@ -432,9 +390,6 @@ def build_position(
     Args:
         cfg: name or config of a registered position, or None.
         head_dim, num_heads: channels per head and heads of the attention.
-
-    Raises:
-        ValueError: the position is unknown; the message names the registered ones.
 
     Example:
         >>> type(build_position('RotaryPosition', 32, 6)).__name__

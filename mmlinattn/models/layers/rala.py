@@ -34,14 +34,12 @@ class RALA(BaseAttention):
             ``None`` (all 1, "w/o KV aug").
         num_tokens: number of tokens for ``'learnable'``, including extra tokens (class token).
         eps: added to the normaliser.
-        others: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Raises:
-        ValueError: an option value is unknown; the map has another number of tokens than
-            ``num_tokens`` (in the forward pass); errors of :class:`BaseAttention`.
+        ValueError: an option value is unknown, or the map has other than ``num_tokens`` tokens.
 
     Example:
-        >>> import torch
         >>> attn = RALA(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
@@ -88,9 +86,9 @@ class RALA(BaseAttention):
         self.feature_map = feature_map
         self.kv_augmentation = kv_augmentation
         self.eps = check_number('eps', eps)
-        self.token_logits = (
-            nn.Parameter(torch.zeros(num_heads, num_tokens)) if num_tokens is not None else None
-        )
+        self.token_logits = None
+        if num_tokens is not None:
+            self.token_logits = nn.Parameter(torch.zeros(num_heads, num_tokens))
 
     def attends_packed(self) -> bool:
         return self.token_logits is None
@@ -103,18 +101,7 @@ class RALA(BaseAttention):
         )  # fmt: skip
 
     def token_weights(self, k: Tensor, layout: TokenLayout) -> Optional[Tensor]:
-        """Return weights that do not depend on the tokens, or None with ``'score'``.
-
-        Args:
-            k: keys (B, heads, N, d).
-            layout: map shape of the tokens.
-
-        Returns:
-            weights of mean 1, (heads, N) or (1, 1, 1).
-
-        Raises:
-            ValueError: the map has another number of tokens than ``num_tokens``.
-        """
+        """Return weights of mean 1, (heads, N) or (1, 1, 1), or None with ``'score'``."""
         if self.token_logits is None:
             return None if self.kv_augmentation == 'score' else k.new_ones(1, 1, 1)
         require_static_size(

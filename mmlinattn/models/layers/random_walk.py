@@ -26,11 +26,7 @@ class RandomWalkAttention(BaseAttention):
         steps: None for walks of unlimited length, 1 for softmax-linear attention, n for walks of
             at most n steps.
         heads_multiplier: factor on the number of heads of the backbone (table 5).
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1);
-            errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
     """
 
     def __init__(
@@ -55,27 +51,18 @@ class RandomWalkAttention(BaseAttention):
         self.steps = steps
 
     def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
-        """Return the anchors B_Q and B_K for q, k (B, heads, N, d).
-
-        Each is (heads, M, d) or (B, heads, M, d).
-        """
+        """Return the anchors B_Q and B_K, (heads, M, d) or (B, heads, M, d)."""
         raise NotImplementedError
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return self.attend_with_anchors(q, k, v, *self.anchors(q, k, layout), layout)
 
     def attend_with_anchors(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        anchors_q: Tensor,
-        anchors_k: Tensor,
-        layout: TokenLayout,
+        self, q: Tensor, k: Tensor, v: Tensor, b_q: Tensor, b_k: Tensor, layout: TokenLayout
     ) -> Tensor:
         """Compute the attention from anchors, see :meth:`anchors`."""
         return random_walk_attention(
-            q, k, v, anchors_q, anchors_k, decay=self.decay, steps=self.steps,
+            q, k, v, b_q, b_k, decay=self.decay, steps=self.steps,
             key_padding_mask=layout.key_padding_mask, cross=layout.cross, backend=self.backend,
         )  # fmt: skip
 
@@ -86,20 +73,15 @@ class RWGKA(RandomWalkAttention):
     Random Walk Graph Kernel"), linear in the number of tokens.
 
     Args:
-        embed_dims, num_heads, decay, steps, heads_multiplier: see :class:`RandomWalkAttention`.
         num_anchors: anchors M per head, which are both B_Q and B_K, as the paper's parameter
             counts imply.
         project_anchors: project the anchors from queries and keys (section 3.2) instead of using
             the learnt vectors w_m themselves: B_Q = softmax_tokens(w_m . q_j / sqrt(d)) q, and B_K
             in the same way from the keys. The paper does not define the projection. This one has
             no parameter per token, and works for maps of any size.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: ``num_anchors`` is below 1; errors of :class:`RandomWalkAttention`.
+        args, kwargs: options of :class:`RandomWalkAttention`.
 
     Example:
-        >>> import torch
         >>> attn = RWGKA(embed_dims=64, num_heads=2, num_anchors=16)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
@@ -152,15 +134,10 @@ class RWGKP(RandomWalkAttention):
     no cell, but attend to the anchors, and the anchors to them, like map tokens.
 
     Args:
-        embed_dims, num_heads, decay, steps, heads_multiplier: see :class:`RandomWalkAttention`.
         num_anchors: largest number of anchors M.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: ``num_anchors`` is below 1; errors of :class:`RandomWalkAttention`.
+        args, kwargs: options of :class:`RandomWalkAttention`.
 
     Example:
-        >>> import torch
         >>> attn = RWGKP(embed_dims=64, num_heads=2, num_anchors=16)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

@@ -16,18 +16,10 @@ def relative_position_index(rows: Tensor, columns: Tensor, reach: Tuple[int, int
 
     Args:
         rows, columns: integers (Q, K), row and column of the query minus those of the key.
-        reach: largest distances in rows and columns that the table covers; larger distances are
-            clamped.
+        reach: largest distances in rows and columns of the table; larger ones are clamped.
 
     Returns:
         integers (Q rows, Q columns, K rows, K columns).
-
-    Example:
-        >>> import torch
-        >>> rows = torch.arange(2)[:, None] - torch.arange(2)
-        >>> relative_position_index(rows, torch.zeros(1, 1, dtype=torch.int64), (1, 1)).flatten(1)
-        tensor([[4, 1],
-                [7, 4]])
     """
     rows, columns = (x.clamp(-r, r) + r for x, r in zip((rows, columns), reach))
     return rows[:, None, :, None] * (2 * reach[1] + 1) + columns[:, None]
@@ -49,15 +41,8 @@ class RelativePositionBias(nn.Module):
         num_extra_tokens: number E of extra tokens with a bias. With 0, the bias of extra tokens
             is 0.
 
-    Attributes:
-        table: ((2 rows + 1) (2 columns + 1), heads).
-        extra: (2, heads, E), bias of extra queries with all map keys, and of extra keys with all
-            map queries; None without extra tokens.
-        between: (heads, E, E), bias between extra queries and extra keys, or None.
-
     Raises:
-        ValueError: ``reach`` or ``num_extra_tokens`` is not an integer of at least 0; on loading,
-            a table cannot be resized, or its numbers of rows and columns are unknown.
+        ValueError: an option has a wrong value; on loading, a table cannot be resized.
 
     Example:
         >>> bias = RelativePositionBias(num_heads=2, reach=(3, 3), num_extra_tokens=1)
@@ -68,9 +53,9 @@ class RelativePositionBias(nn.Module):
         (torch.Size([2, 1, 1]), torch.Size([2, 1, 17]))
     """
 
-    table: nn.Parameter
-    extra: Optional[nn.Parameter]
-    between: Optional[nn.Parameter]
+    table: nn.Parameter  # [(2 rows + 1) (2 columns + 1), heads]
+    extra: Optional[nn.Parameter]  # [2, heads, E], of extra queries and of extra keys
+    between: Optional[nn.Parameter]  # [heads, E, E], of extra queries with extra keys
     table_reach: Tensor
 
     def __init__(self, num_heads: int, reach: Tuple[int, int], num_extra_tokens: int = 0) -> None:
@@ -79,12 +64,10 @@ class RelativePositionBias(nn.Module):
             rows, columns = (check_integer('reach', most, least=0) for most in reach)
         except ValueError:
             raise ValueError(f'reach must be two integers of at least 0, got {reach!r}') from None
-        reach = (rows, columns)
         num_extra_tokens = check_integer('num_extra_tokens', num_extra_tokens, least=0)
-        self.reach: Tuple[int, int] = reach
-        self.num_extra_tokens = num_extra_tokens
+        self.reach, self.num_extra_tokens = (rows, columns), num_extra_tokens
         shapes: Dict[str, Tuple[int, ...]] = {}
-        shapes['table'] = ((2 * reach[0] + 1) * (2 * reach[1] + 1), num_heads)
+        shapes['table'] = ((2 * rows + 1) * (2 * columns + 1), num_heads)
         if num_extra_tokens:
             shapes['extra'] = (2, num_heads, num_extra_tokens)
             shapes['between'] = (num_heads, num_extra_tokens, num_extra_tokens)
@@ -98,11 +81,7 @@ class RelativePositionBias(nn.Module):
         self._register_load_state_dict_pre_hook(self._resize_checkpoint_table)
 
     def map_bias(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the bias between map tokens, (heads, Q rows, Q columns, K rows, K columns).
-
-        Args:
-            rows, columns: see :func:`relative_position_index`.
-        """
+        """Return the bias of map tokens, (heads, Q rows, Q columns, K rows, K columns)."""
         return self.table[relative_position_index(rows, columns, self.reach)].permute(4, 0, 1, 2, 3)
 
     def extra_key_bias(self, num_extra_tokens: int) -> Tensor:
@@ -112,11 +91,7 @@ class RelativePositionBias(nn.Module):
         return self.extra[1, :, None]
 
     def extra_query_bias(self, num_extra_tokens: int, count: int) -> Tensor:
-        """Return the bias of extra queries with extra keys and ``count`` map keys.
-
-        Returns:
-            (heads, E, E + count).
-        """
+        """Return the bias of extra queries with extra and map keys, (heads, E, E + count)."""
         if self.extra is None or self.between is None:
             shape = (self.table.shape[1], num_extra_tokens, num_extra_tokens + count)
             return self.table.new_zeros(shape)

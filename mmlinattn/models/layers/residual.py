@@ -1,6 +1,6 @@
 """Residual connection with stochastic depth and layer scale."""
 
-from typing import Optional
+from typing import List, Optional, Sequence
 
 import torch
 from mmcv.cnn.bricks import DropPath
@@ -24,9 +24,6 @@ def add_branch(
         scale: learnt scales of the channels (C,), or None.
         packed: shapes of packed images, of which each is kept or dropped by itself.
 
-    Returns:
-        (B, N, C).
-
     Example:
         >>> x, branch = torch.zeros(64, 3, 2), torch.ones(64, 3, 2)
         >>> add_branch(x, branch, DropPath(0.5)).unique().tolist()
@@ -43,3 +40,16 @@ def add_branch(
             kept = torch.cat([image.expand(length, 1) for image, length in images])
         return torch.addcmul(x, branch, kept if scale is None else kept * scale, value=1 / keep)
     return x + branch if scale is None else torch.addcmul(x, branch, scale)
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:
+    """Return drop path rates that rise from 0 to ``rate`` over all blocks, one list per stage.
+
+    Example:
+        >>> drop_path_rates(0.5, (1, 2))
+        [[0.0], [0.25, 0.5]]
+    """
+    if not isinstance(rate, (int, float)) or not 0 <= rate < 1:
+        raise ValueError(f'drop_path_rate must be in [0, 1), got {rate!r}')
+    rates = torch.linspace(0, rate, sum(depths), device='cpu').tolist()
+    return [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]

@@ -48,17 +48,13 @@ class RippleAttention(BaseAttention):
         eps: added to the normaliser; unused with ``similarity='softmax'``.
         similarity: ``'linear'``, or ``'softmax'`` for the quadratic form of the paper's appendix,
             see :func:`mmlinattn.ops.softmax_ripple_attention`.
-        others: see :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``, see
-            :func:`mmlinattn.ops.ripple_attention`. ``rotary`` rotates queries and keys before the
-            feature map.
+        kwargs: options of :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``
+            of :func:`mmlinattn.ops.ripple_attention`. ``rotary`` applies before the feature map.
 
     Raises:
-        ValueError: ``max_distance`` is not an integer of at least 0, another option value is
-            unknown, ``similarity='softmax'`` is combined with an algorithm of linear ripple
-            attention; errors of :class:`BaseAttention`.
+        ValueError: an option has a wrong value, or ``similarity='softmax'`` another algorithm.
 
     Example:
-        >>> import torch
         >>> attn = RippleAttention(embed_dims=64, num_heads=2, max_distance=3)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
@@ -104,18 +100,12 @@ class RippleAttention(BaseAttention):
                 f"backend={self.backend!r} computes similarity='linear' only: use 'auto' with "
                 "similarity='softmax'"
             )
-        self.max_distance = max_distance
-        self.weights = weights
-        self.groups = groups
-        self.stick_offset = stick_offset
-        self.threshold = threshold
-        self.eps = check_number('eps', eps)
-        self.similarity = similarity
-        self.feature_map = (
-            build_feature_map(feature_map, self.head_dim, num_heads)
-            if similarity == 'linear'
-            else None
-        )
+        self.max_distance, self.weights, self.groups = max_distance, weights, groups
+        self.stick_offset, self.threshold = stick_offset, threshold
+        self.eps, self.similarity = check_number('eps', eps), similarity
+        self.feature_map = None
+        if similarity == 'linear':
+            self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
         if weights == 'fixed':
             self.register_buffer('fixed_weights', fixed_weights(max_distance), persistent=False)
         else:

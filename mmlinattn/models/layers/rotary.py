@@ -26,11 +26,6 @@ class RotaryCoordinates:
             for columns.
         rescale: the same, one factor for rows and columns. DINOv3 was trained with 2.
 
-    Raises:
-        ValueError: ``base`` is not positive, ``shift`` is negative, or ``jitter`` or ``rescale`` is
-            below 1, or one of them is not a number.
-        TypeError: an option is unknown.
-
     Example:
         >>> RotaryCoordinates(rescale=2).draw('cpu').shape
         torch.Size([2, 2])

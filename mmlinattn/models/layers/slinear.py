@@ -25,15 +25,10 @@ class SlinearAttention(RandomWalkAttention):
     The channels take the place of the anchors: one step equals :class:`EfficientAttention`.
 
     Args:
-        embed_dims, num_heads, decay, heads_multiplier: see :class:`RandomWalkAttention`.
         steps: number of steps n, or None for walks of unlimited length.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: see :class:`RandomWalkAttention`.
+        kwargs: options of :class:`RandomWalkAttention`.
 
     Example:
-        >>> import torch
         >>> attn = SlinearAttention(embed_dims=64, num_heads=2, steps=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])

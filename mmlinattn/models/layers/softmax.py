@@ -24,13 +24,9 @@ class SoftmaxAttention(BaseAttention):
     Args:
         attn_drop: dropout on the attention weights.
         key_bias: give the keys a bias, if queries and values have one. DINOv3 has none.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Example:
-        >>> import torch
         >>> attn = SoftmaxAttention(embed_dims=32, num_heads=4)
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
         torch.Size([2, 30, 32])
@@ -74,8 +70,7 @@ def softmax_attention(
     A query whose keys are all padding yields 0, as in every attention of this package.
 
     Args:
-        q: projected queries (B, heads, N, d).
-        k, v: projected keys and values (B, heads, M, d).
+        q, k, v: (B, heads, N, d), and (B, heads, M, d) for keys and values.
         key_padding_mask: (B, M) bool, True = padding.
         bias: added to the scaled logits, broadcastable to (B, heads, N, M).
         dropout: dropout rate on the attention weights.

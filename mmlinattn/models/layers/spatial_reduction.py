@@ -29,13 +29,12 @@ class SpatialReductionAttention(BaseAttention):
         embed_dims, num_heads: channels and heads.
         sr_ratio: spatial reduction R; 1 for softmax attention without reduction.
         attn_drop: dropout on the attention weights.
-        qkv_bias, proj_bias, proj_drop, init_cfg: see :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
 
     Raises:
-        ValueError: ``sr_ratio`` is no positive integer; errors of :class:`BaseAttention`.
+        ValueError: ``sr_ratio`` is no positive integer.
 
     Example:
-        >>> import torch
         >>> attn = SpatialReductionAttention(embed_dims=32, num_heads=4, sr_ratio=2)
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape
         torch.Size([2, 30, 32])
@@ -56,12 +55,7 @@ class SpatialReductionAttention(BaseAttention):
     unsupported_options = ('rotary', 'lepe', 'gate')
 
     def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        sr_ratio: int = 1,
-        attn_drop: float = 0.0,
-        **kwargs,
+        self, embed_dims: int, num_heads: int, sr_ratio: int = 1, attn_drop: float = 0.0, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.sr_ratio = sr_ratio = check_integer('sr_ratio', sr_ratio)

@@ -9,11 +9,7 @@ class SwiGLU(BaseModule):
     """Feed-forward layer ``fc2(silu(g) v)`` with ``g, v = fc1(x)``, "GLU Variants Improve
     Transformer" (Shazeer, 2020).
 
-    DINOv2-g and the plus sizes of DINOv3 have it.
-
-    Args:
-        embed_dims: channels C.
-        hidden_dims: channels of the gate g and of v.
+    DINOv2-g and the plus sizes of DINOv3 have it. ``hidden_dims`` are the channels of g and of v.
 
     Example:
         >>> import torch

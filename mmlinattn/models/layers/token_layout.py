@@ -17,22 +17,14 @@ class TokenLayout(NamedTuple):
     """Map shape, padding and positions of a token sequence.
 
     Extra tokens (class token, registers) come before the tokens of the map and have no position.
-
-    Attributes:
-        hw_shape: (H, W) of the map, row-major; of packed images (1, T).
-        key_padding_mask: (B, E + N) bool, True = padding, or None.
-        rotary: positions, set only if the attention has ``applies_rotary``, else None.
-        num_extra_tokens: E, the number of extra tokens.
-        cross: the keys are other tokens than the queries; the mask is theirs.
-        packed: map sizes of packed images; only an attention with ``attends_packed`` sees them.
     """
 
-    hw_shape: Tuple[int, int]
-    key_padding_mask: Optional[Tensor] = None
-    rotary: Optional[Rotary] = None
-    num_extra_tokens: int = 0
-    cross: bool = False
-    packed: Optional[PackedShapes] = None
+    hw_shape: Tuple[int, int]  # (H, W) of the map, row-major; of packed images (1, T)
+    key_padding_mask: Optional[Tensor] = None  # [B, E + N] bool, True = padding
+    rotary: Optional[Rotary] = None  # only for an attention with applies_rotary
+    num_extra_tokens: int = 0  # E
+    cross: bool = False  # the keys are other tokens than the queries; the mask is theirs
+    packed: Optional[PackedShapes] = None  # only for an attention with attends_packed
 
     def images(self) -> 'List[TokenLayout]':
         """Return the layout of each of the packed images."""
@@ -75,11 +67,7 @@ def map_to_tokens(x: Tensor) -> Tensor:
 
 
 def convolve_tokens(conv: Callable[[Tensor], Tensor], x: Tensor, layout: TokenLayout) -> Tensor:
-    """Apply ``conv`` to the map of tokens (B, E + N, C); padding is 0, extra tokens do not change.
-
-    Returns:
-        (B, E + M, C) in the dtype of the convolution, for M tokens of its output.
-    """
+    """Apply ``conv`` to the map of tokens (B, E + N, C); padding is 0, extra tokens stay."""
     extra, x = layout.split_extra(zero_padding(x, layout.key_padding_mask))
     x = map_to_tokens(conv(tokens_to_map(x, layout.hw_shape)))
     return torch.cat([extra.to(x.dtype), x], 1) if layout.num_extra_tokens else x
@@ -102,10 +90,7 @@ def local_position(conv: Callable[[Tensor], Tensor], v: Tensor, layout: TokenLay
 def require_static_size(name: str, hw_shape: Sequence[int], reason: str) -> None:
     """Raise ValueError if height or width may be symbolic, as in ``torch.export``.
 
-    Args:
-        name: module that needs a static size, for the message.
-        hw_shape: (H, W) of the map.
-        reason: why it needs a static size.
+    The message has the name of the module and the reason why it needs a static size.
     """
     if torch.compiler.is_compiling() and may_be_symbolic(*hw_shape):
         raise ValueError(

@@ -32,11 +32,7 @@ class VisionLongformerAttention(SoftmaxAttention):
         relative_bias: add a learnt bias per head and relative position to the logits.
         num_extra_tokens: number of extra tokens with a bias, see :class:`RelativePositionBias`.
         attn_drop: dropout on the attention weights.
-        others: see :class:`BaseAttention`.
-
-    Raises:
-        ValueError: ``window_size`` is not a positive integer, ``num_extra_tokens`` is not an
-            integer of at least 0; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`.
 
     Example:
         >>> attn = VisionLongformerAttention(embed_dims=32, num_heads=4, window_size=3)
@@ -112,9 +108,8 @@ class VisionLongformerAttention(SoftmaxAttention):
         if self.relative is not None:
             count = k.shape[2] - layout.num_extra_tokens
             bias = self.relative.extra_query_bias(layout.num_extra_tokens, count)[None].to(q.dtype)
-        out_extra = softmax_attention(
-            q_extra, k, v, layout.key_padding_mask, bias=bias, dropout=dropout
-        )
+        mask = layout.key_padding_mask
+        out_extra = softmax_attention(q_extra, k, v, mask, bias=bias, dropout=dropout)
         return torch.cat([out_extra, out], 2)
 
     def _bias(self, windows: WindowPartition, num_extra: int, q: Tensor) -> Optional[Tensor]:
@@ -133,11 +128,7 @@ class VisionLongformerAttention(SoftmaxAttention):
 
 
 def _gather_neighbours(x: Tensor, windows: WindowPartition) -> Tensor:
-    """Gather the 3 x 3 windows around each window of (B, heads, N, d), 0 beyond the map.
-
-    Returns:
-        (B * n, heads, 9 M, d).
-    """
+    """Gather the 3 x 3 windows around each window, (B * n, heads, 9 M, d), 0 beyond the map."""
     x = windows.partition(x).unflatten(0, (-1, *windows.counts))  # [B, rows, columns, h, M, d]
     rows, columns = windows.counts
     x = F.pad(x, (0, 0) * 3 + (1, 1, 1, 1))

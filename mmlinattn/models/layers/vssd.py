@@ -40,11 +40,7 @@ class VSSDAttention(BaseAttention):
         state_dims: channels of k and q in each group.
         num_groups: groups of k and q; must divide ``num_heads``.
         qkv_bias, proj_bias: biases of the projections; the release has none.
-        others: see :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
-
-    Raises:
-        ValueError: ``expand``, ``state_dims`` or ``num_groups`` is not a positive integer,
-            ``num_groups`` does not divide ``num_heads``; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
     Example:
         >>> attn = VSSDAttention(embed_dims=64, num_heads=2)

@@ -37,13 +37,9 @@ class WindowAttention(SoftmaxAttention):
             the map are masked.
         relative_bias: add the relative position bias.
         attn_drop: dropout on the attention weights.
-        others: see :class:`BaseAttention`. Extra tokens (such as a class token) are not supported.
-
-    Raises:
-        ValueError: ``window_size`` is not a positive integer; errors of :class:`BaseAttention`.
+        kwargs: options of :class:`BaseAttention`. Extra tokens are not supported.
 
     Example:
-        >>> import torch
         >>> attn = WindowAttention(embed_dims=32, num_heads=4, window_size=4, shift=True)
         >>> attn(torch.randn(2, 10 * 12, 32), hw_shape=(10, 12)).shape
         torch.Size([2, 120, 32])
@@ -84,9 +80,8 @@ class WindowAttention(SoftmaxAttention):
             self.register_buffer('index', index, persistent=False)  # [w, w, w, w]: i then j
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
-        windows = WindowPartition(
-            layout.hw_shape, self.window_size, self.shift, type(self).__name__
-        )
+        owner = type(self).__name__
+        windows = WindowPartition(layout.hw_shape, self.window_size, self.shift, owner)
         bias = projection_bias(self.in_proj) if windows.is_padded else None
         if bias is not None:
             # The projection of a token 0 is its bias. A projected gate has the last part.
@@ -125,15 +120,6 @@ class WindowPartition:
         window_size: side of a window; a shorter side of the map is one window.
         shift: shift the windows cyclically.
         owner: name of the attention, for messages.
-
-    Attributes:
-        sizes: height and width of a window.
-        counts: windows along the height and the width.
-        padding: rows and columns that are added, bottom and right.
-        shifts: rows and columns of the shift.
-
-    Raises:
-        ValueError: the size of the map is dynamic in an export.
     """
 
     def __init__(
@@ -152,8 +138,8 @@ class WindowPartition:
         reach = window_size // 2 if shift else 0
         self.hw_shape = height, width
         self.sizes = rows, columns
-        self.counts = counts
-        self.padding = counts[0] * rows - height, counts[1] * columns - width
+        self.counts = counts  # windows along the height and the width
+        self.padding = counts[0] * rows - height, counts[1] * columns - width  # bottom, right
         self.shifts = reach if counts[0] > 1 else 0, reach if counts[1] > 1 else 0
         self.is_padded, self.is_shifted = self.padding != (0, 0), self.shifts != (0, 0)
         self.is_exact = not self.is_padded and not self.is_shifted
@@ -161,10 +147,7 @@ class WindowPartition:
     def partition(self, x: Tensor, padding_value: Optional[Tensor] = None) -> Tensor:
         """Partition (..., B, heads, N, d) into windows (..., B * windows, heads, M, d).
 
-        Args:
-            x: tokens of the map.
-            padding_value: value of the padded tokens, broadcastable to (..., B, heads, 1, 1, d);
-                None for zeros.
+        The value of padded tokens is broadcastable to (..., B, heads, 1, 1, d); None for zeros.
         """
         *outer, batch, heads, _, dim = x.shape
         x = x.reshape(-1, batch, heads, *self.hw_shape, dim)
@@ -194,14 +177,7 @@ class WindowPartition:
         return x.flatten(2, 3)
 
     def shift_mask(self, q: Tensor) -> Tensor:
-        """Return what the logits of tokens that the cyclic shift has joined get, else 0.
-
-        Args:
-            q: queries, for dtype and device.
-
-        Returns:
-            (windows, 1, M, M).
-        """
+        """Return SHIFT_MASK for tokens that the shift has joined, else 0, (windows, 1, M, M)."""
         region = constant(_shift_regions, q.device, self.counts, self.sizes, self.shifts)
         return SHIFT_MASK * (region != region.transpose(1, 2))[:, None].to(q.dtype)
 

@@ -15,12 +15,6 @@ class LayerNorm2d(nn.LayerNorm):
     """LayerNorm over the channels of a map (B, C, H, W).
 
     As ``norm_cfg=dict(type='LN2d')`` the heads of ViTDet have it between their convolutions.
-
-    Example:
-        >>> import torch
-        >>> out = LayerNorm2d(8)(torch.randn(1, 8, 5, 6))
-        >>> out.shape, bool(out.mean(1).abs().max() < 1e-5)
-        (torch.Size([1, 8, 5, 6]), True)
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from mmseg.models.segmentors import EncoderDecoder
 from torch import Tensor, nn
 
 from ..backbones import ViT
-from ..backbones.base import prepend_tokens
+from ..backbones.patch_embed import prepend_tokens
 
 
 class EoMT(EncoderDecoder):
@@ -25,13 +25,12 @@ class EoMT(EncoderDecoder):
             attentions of the last layers must support extra tokens.
         decode_head: config of an :class:`EoMTHead`.
         num_query_layers: number of layers with queries; 4 in the paper for ViT-L.
-        others: see ``EncoderDecoder`` of MMSegmentation; there is no neck.
+        kwargs: options of ``EncoderDecoder`` of MMSegmentation; there is no neck.
 
     Raises:
         TypeError: the backbone is no ViT.
-        ValueError: ``num_query_layers`` is not in 1 to the number of layers, the backbone does not
-            return maps of its last layer or has a late class token, or an attention does not
-            support extra tokens.
+        ValueError: ``num_query_layers`` is out of range, the backbone does not return maps of its
+            last layer, or an attention does not support extra tokens.
 
     Example:
         >>> arch = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)

@@ -123,7 +123,7 @@ def below(tensors, prefix):
 def test_recorded_block(golden):
     tensors, metadata = golden('mlla')
     tensors, hw = below(tensors, 'block.'), json.loads(metadata['cases'])['block']['hw']
-    block = MLLABlock(16, 2, 2.0, 'MLLAAttention').double()
+    block = MLLABlock(16, 2, 2.0, 'MLLAAttention', 0.0).double()
 
     def ours(values):
         released = {f'layers.0.blocks.0.{name}': value for name, value in values.items()}

@@ -28,7 +28,7 @@ ATTENTIONS = {
     'rala-identity-relu': dict(type='RALA', gate='identity', feature_map='relu'),
     'rala-tanh-softmax': dict(type='RALA', gate='tanh', feature_map='softmax', qkv_bias=False),
     'additive': dict(type='AdditiveAttention'),
-    'additive-own-value': dict(type='AdditiveAttention', share_value=False, gate='proj', lepe=3),
+    'additive-lepe': dict(type='AdditiveAttention', gate='identity', lepe=3),
     'efficient': dict(type='SpatialReductionAttention', sr_ratio=2),
     'rwgka': dict(type='RWGKA', num_anchors=6),
     'rwgka-lepe': dict(type='RWGKA', num_anchors=6, decay=0.9, lepe=3),

@@ -38,7 +38,7 @@ FIXED = {
 # Options that do not affect export.
 ALIKE = (
     'softmax-ravlt', 'rala-identity-relu', 'rala-no-aug', 'rala-tanh-softmax', 'rwgka-two-sets',
-    'rwgka-one-step', 'slinear-unlimited', 'additive-own-value', 'linear-dpfp', 'linear-efficient',
+    'rwgka-one-step', 'slinear-unlimited', 'additive-lepe', 'linear-dpfp', 'linear-efficient',
     'linear-rfa', 'linear-t2r', 'ripple-fixed', 'ripple-sat', 'ripple-softmax',
     'ripple-truncated', 'angular-paper', 'inline-exp', 'vssd-groups', 'mlla-plain',
 )  # fmt: skip
