@@ -208,8 +208,10 @@ class SMCADecoder(BaseModule):
         (torch.Size([2, 2, 10, 32]), torch.Size([2, 10, 2]))
     """
 
-    def __init__(self, num_layers: int, layer_cfg: dict, stride: int = 32) -> None:
-        super().__init__()
+    def __init__(
+        self, num_layers: int, layer_cfg: dict, stride: int = 32, init_cfg: Optional[dict] = None
+    ) -> None:
+        super().__init__(init_cfg)
         if stride <= 0:
             raise ValueError(f'stride must be positive, got {stride}')
         self.stride = stride

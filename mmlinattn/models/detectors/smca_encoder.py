@@ -79,8 +79,8 @@ class SMCAEncoder(BaseModule):
         layer_attn_cfgs: attention of each layer.
     """
 
-    def __init__(self, num_layers: int, layer_cfg: dict) -> None:
-        super().__init__()
+    def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:
+        super().__init__(init_cfg)
         self.layer_attn_cfgs = expand_attn_cfg(layer_cfg['attn_cfg'], num_layers, 'layer')
         self.layers = ModuleList(
             SMCAEncoderLayer(**dict(layer_cfg, attn_cfg=cfg)) for cfg in self.layer_attn_cfgs
