@@ -53,7 +53,6 @@ def _reduce_kernel(
         total += tl.sum(part, 0)
     if MODE > 0:
         total = total / tl.where(mass > 0, mass, 1.0)
-        value = mass
         value = top + tl.log(tl.maximum(mass, 1e-30)) if MODE == 2 else tl.maximum(mass, 1.0)
         tl.store(TOTAL + head * ROWS + row, value, mask=inside & (col == 0))
     where = head * M * D + row * D + col
