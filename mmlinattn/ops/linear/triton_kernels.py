@@ -4,8 +4,9 @@ With the sums S and z of :mod:`..common.kv_state` the output is
 ``rot(phi(q_i)) S / (phi(q_i) . z + eps)``; MALA's (``ROWS == 2``) is
 ``gain_i rot(phi(q_i)) S - s phi(q_i) . z mean(v)``. Normalised sums keep float16 in
 range. Gradients of sums are divided by the square root of the number of tokens, which keeps them in
-range for any signs. Each program processes a chunk of tokens of one head. RALA and MALA have their own rows in
-:mod:`..common.launch_table` because they need more registers. Launches, by row of the table:
+range for any signs. Each program processes a chunk of tokens of one head. RALA and MALA have their
+own rows in :mod:`..common.launch_table` because they need more registers. Launches, by row of the
+table:
 
 - forward: RALA's ``query_mean``; ``kv_state`` (:mod:`..common.kv_state`), whose chunks
   :mod:`..common.reduction` averages; ``query_output``.
