@@ -19,6 +19,7 @@ from .converters.swin import convert_swin
 from .converters.timesformer import convert_timesformer
 from .converters.vil import convert_vil
 from .converters.vit import convert_convit, convert_vit
+from .converters.vittt import convert_vittt
 from .errors import CheckpointError
 
 # Release -> function that converts a state dict and returns (tensors, counts of omitted tensors).
@@ -33,6 +34,7 @@ SOURCES: Dict[str, Callable] = dict(
     swin=convert_swin,
     timesformer=convert_timesformer,
     vil=convert_vil,
+    vittt=convert_vittt,  # before vit, which shares the names of ViT³ but its attention
     vit=convert_vit,
     convit=convert_convit,
     # After vit and deit, whose names they share.

@@ -3,6 +3,7 @@
 from .base import Backbone
 from .cvt import CvT
 from .hierarchical import HierarchicalBackbone
+from .hvittt import HViTTT
 from .mavit import MAViT
 from .mix_transformer import MixTransformer
 from .mlla import MLLA
@@ -13,6 +14,6 @@ from .vil import ViL
 from .vision_transformer import ViT
 
 __all__ = [
-    'MLLA', 'RAVLT', 'Backbone', 'CvT', 'HierarchicalBackbone', 'MAViT', 'MixTransformer', 'Swin',
-    'TransformerBlock', 'ViL', 'ViT',
+    'MLLA', 'RAVLT', 'Backbone', 'CvT', 'HViTTT', 'HierarchicalBackbone', 'MAViT', 'MixTransformer',
+    'Swin', 'TransformerBlock', 'ViL', 'ViT',
 ]  # fmt: skip

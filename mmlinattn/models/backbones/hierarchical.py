@@ -1,7 +1,7 @@
 """Base class of backbones with stages on successively smaller maps."""
 
 from numbers import Real
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.model import ModuleList
@@ -83,14 +83,18 @@ class HierarchicalBackbone(Backbone):
         return drop_path_rates(rate, self.arch['depths'])
 
     def build_stage(
-        self, i: int, block: type, odd_block_options: Optional[dict] = None, **options
+        self,
+        i: int,
+        block: Callable[..., nn.Module],
+        odd_block_options: Optional[dict] = None,
+        **options,
     ) -> None:
         """Append stage ``i`` with the depth of the architecture to ``self.stages``.
 
         Args:
             i: index of the stage.
-            block: class of the blocks, called as ``block(embed_dims, num_heads, mlp_ratio,
-                attn_cfg, drop_path=..., **options)``.
+            block: class or function, called as ``block(embed_dims, num_heads, mlp_ratio, attn_cfg,
+                drop_path=..., **options)``.
             odd_block_options: further options of the blocks 1, 3, ...
         """
         sizes = [self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios')]

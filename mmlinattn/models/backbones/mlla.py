@@ -1,7 +1,7 @@
 """MLLA (MILA), the backbone of "Demystify Mamba in Vision" (NeurIPS 2024)."""
 
 import warnings
-from typing import Optional, Sequence, Tuple, Union
+from typing import Callable, Optional, Sequence, Tuple, Union
 
 import torch.nn.functional as F
 from mmcv.cnn import ConvModule
@@ -82,16 +82,20 @@ class MLLABlock(BaseModule):
 
 class MLLAStem(BaseModule):
     """Stem of MLLA: 3x3 convolutions, two of them with stride 2; the image is padded with zeros to
-    multiples of 4.
+    multiples of 4. ``residual`` adds the input of the second and third to their output.
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: dict) -> None:
+    def __init__(
+        self, in_channels: int, embed_dims: int, norm_cfg: dict, residual: bool = True
+    ) -> None:
         super().__init__()
+        self.residual = residual
         half, norm = embed_dims // 2, dict(norm_cfg=norm_cfg, bias=False)
+        act_cfg = None if residual else dict(type='ReLU')
         self.conv1 = ConvModule(in_channels, half, 3, stride=2, padding=1, **norm)
         self.conv2 = nn.Sequential(
             ConvModule(half, half, 3, padding=1, **norm),
-            ConvModule(half, half, 3, padding=1, act_cfg=None, **norm),
+            ConvModule(half, half, 3, padding=1, act_cfg=act_cfg, **norm),
         )
         self.conv3 = nn.Sequential(
             ConvModule(half, 4 * embed_dims, 3, stride=2, padding=1, **norm),
@@ -101,7 +105,7 @@ class MLLAStem(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         """Embed (B, C, H, W) as (B, embed_dims, H / 4, W / 4), rounded up."""
         x = self.conv1(pad_to_multiple(x, 4))
-        return self.conv3(self.conv2(x) + x)
+        return self.conv3(self.conv2(x) + x if self.residual else self.conv2(x))
 
 
 class MLLADownsample(nn.Sequential):
@@ -161,6 +165,8 @@ class MLLA(HierarchicalBackbone):
     architectures = ARCHITECTURES
     arch_required = ('embed_dims', 'depths', 'num_heads')
     arch_defaults = dict(mlp_ratios=4, drop_path_rate=0.1)
+    block: Callable[..., nn.Module] = MLLABlock
+    residual_stem = True
 
     def __init__(
         self,
@@ -178,12 +184,12 @@ class MLLA(HierarchicalBackbone):
             raise ValueError(
                 f"arch['embed_dims'][0] must be even, since the stem halves it, got {dims[0]}"
             )
-        self.stem = MLLAStem(in_channels, dims[0], norm_cfg)
+        self.stem = MLLAStem(in_channels, dims[0], norm_cfg, self.residual_stem)
         self.stages, self.downsamples = ModuleList(), ModuleList()
         for i in range(self.num_built):
             if i:
                 self.downsamples.append(MLLADownsample(dims[i - 1], dims[i], norm_cfg))
-            self.build_stage(i, MLLABlock)
+            self.build_stage(i, self.block)
         self.finish(norm_eps=1e-5 if out_norm else None)
         self._register_load_state_dict_pre_hook(self.check_trained_attention)
 

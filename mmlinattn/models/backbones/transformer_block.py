@@ -16,14 +16,16 @@ from ..layers import (
     AttnCfg,
     BaseAttention,
     MixFFN,
+    ResidualMixFFN,
     SwiGLU,
     add_branch,
+    add_depthwise,
     build_attention,
     registered_subclasses,
 )
-from ..layers.token_layout import HwShape
+from ..layers.token_layout import HwShape, TokenLayout, local_position
 
-FFNS = ('mlp', 'mix', 'swiglu')
+FFNS = ('mlp', 'mix', 'residual_mix', 'swiglu')
 
 
 class TransformerBlock(BaseModule):
@@ -35,11 +37,13 @@ class TransformerBlock(BaseModule):
         attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`.
         drop_path: rate of stochastic depth.
         eps: eps of the norms.
-        ffn: feed-forward layer: ``'mlp'`` (:class:`MLP`), ``'mix'`` (:class:`MixFFN`) or
-            ``'swiglu'`` (:class:`SwiGLU`).
+        ffn: feed-forward layer: ``'mlp'`` (:class:`MLP`), ``'mix'`` (:class:`MixFFN`),
+            ``'residual_mix'`` (:class:`ResidualMixFFN`) or ``'swiglu'`` (:class:`SwiGLU`).
         act: activation of the :class:`MLP`.
         layer_scale_init: initial value of learnt scales of the channels after attention and
             feed-forward layer (CaiT, DeiT III); None for no scales.
+        cpe: conditional position encoding, a 3x3 depth-wise convolution of the map that is added
+            before the attention.
         backbone_options: options provided to the attention, see
             :func:`mmlinattn.models.layers.build_attention`.
     """
@@ -55,6 +59,7 @@ class TransformerBlock(BaseModule):
         ffn: str = 'mlp',
         act: str = 'gelu',
         layer_scale_init: Optional[float] = None,
+        cpe: bool = False,
         **backbone_options: Any,
     ) -> None:
         super().__init__()
@@ -67,13 +72,15 @@ class TransformerBlock(BaseModule):
             hint = did_you_mean(name, own)
             if hint:  # others may be of an attention that is not imported
                 raise TypeError(f'TransformerBlock has no option {name!r}{hint}')
+        conv: dict = dict(padding=1, groups=embed_dims)
+        self.cpe = nn.Conv2d(embed_dims, embed_dims, 3, **conv) if cpe else None
         self.norm1 = nn.LayerNorm(embed_dims, eps=eps)
         self.attn = build_attention(attn_cfg, embed_dims, num_heads, **backbone_options)
         self.norm2 = nn.LayerNorm(embed_dims, eps=eps)
         hidden = int(mlp_ratio * embed_dims)
-        self.with_conv = ffn == 'mix'
+        self.with_conv = ffn in ('mix', 'residual_mix')
         kinds: Dict[str, Callable[[int, int], nn.Module]] = dict(
-            mlp=partial(MLP, act=act), mix=MixFFN, swiglu=SwiGLU
+            mlp=partial(MLP, act=act), mix=MixFFN, residual_mix=ResidualMixFFN, swiglu=SwiGLU
         )
         self.ffn = kinds[ffn](embed_dims, hidden)
         self.drop_path = DropPath(drop_path)
@@ -90,8 +97,19 @@ class TransformerBlock(BaseModule):
         packed = None
         if isinstance(hw_shape, PackedShapes):
             packed = hw_shape.with_extra_tokens(num_extra_tokens)
+        if self.cpe is not None:
+            x = self._add_cpe(x, hw_shape, num_extra_tokens, packed)
         out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens)
         x = add_branch(x, out, self.drop_path, self.gamma1, packed)
         hidden = self.norm2(x)
         out = self.ffn(hidden, hw_shape, num_extra_tokens) if self.with_conv else self.ffn(hidden)
         return add_branch(x, out, self.drop_path, self.gamma2, packed)
+
+    def _add_cpe(
+        self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int, packed: Optional[PackedShapes]
+    ) -> Tensor:
+        assert self.cpe is not None
+        if packed is None and not num_extra_tokens:
+            return add_depthwise(x, self.cpe, hw_shape)
+        layout = TokenLayout(hw_shape, None, None, num_extra_tokens, False, packed)
+        return x + local_position(self.cpe, x, layout)

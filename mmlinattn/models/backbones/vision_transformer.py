@@ -38,7 +38,8 @@ class ViT(Backbone):
             with ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
             ``patch_size``, ``drop_path_rate``, any of the options below whose default is None,
             ``norm_eps``, ``patch_bias`` (bias of the patches), ``key_bias`` (bias of the keys of
-            softmax attention) and ``final_norm`` (norm of the last output).
+            softmax attention), ``final_norm`` (norm of the last output) and ``cpe`` (conditional
+            position encoding in every layer, as in ViT³).
         attn_cfg: see :class:`Backbone`. With a class token or registers it must support extra
             tokens, with ``rotary`` this option.
         img_size: side, or (height, width), of the images that the position embedding is for; a
@@ -172,6 +173,7 @@ class ViT(Backbone):
                 _with_rotary(self.attn_cfgs[i], options.rotary), *self.drop_paths[i],
                 eps=options.norm_eps, ffn=options.ffn, act=options.act,
                 layer_scale_init=options.layer_scale_init, key_bias=options.key_bias,
+                **(dict(cpe=True) if options.cpe else {}),
             )
             for i in range(self.num_built)
         )  # fmt: skip

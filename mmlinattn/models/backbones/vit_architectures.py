@@ -24,6 +24,8 @@ CLIP = dict(
     pre_norm=True, patch_bias=False, act='quick_gelu', norm_eps=1e-5, pos_resize='antialias'
 )
 SIGLIP = dict(with_cls_token=False, act='gelu_tanh', pos_resize='antialias')
+# ViT³ has these with attn_cfg=dict(type='TTTAttention', rotary=False).
+VITTT = dict(with_cls_token=False, pos_embed=False, cpe=True)
 LARGE = dict(depth=24)
 
 ARCHITECTURES: Dict[str, Dict[str, Any]] = {
@@ -58,6 +60,9 @@ ARCHITECTURES: Dict[str, Dict[str, Any]] = {
     'clip-b16': _arch(768, 12, CLIP),
     'clip-l14': _arch(1024, 16, CLIP, LARGE, patch_size=14),
     'siglip-b16': _arch(768, 12, SIGLIP),
+    'vittt-t': _arch(192, 6, VITTT),
+    'vittt-s': _arch(384, 6, VITTT, drop_path_rate=0.1),
+    'vittt-b': _arch(768, 12, VITTT, drop_path_rate=0.4),
 }
 
 # Keys that an architecture may leave out.
@@ -65,5 +70,5 @@ DEFAULTS: Dict[str, Any] = dict(
     depth=12, mlp_ratio=4, patch_size=16, drop_path_rate=0.0, img_size=224, with_cls_token=True,
     num_registers=0, pos_embed=True, pos_resize='bicubic', rotary=False, ffn='mlp', act='gelu',
     layer_scale_init=None, pre_norm=False, final_norm=True, norm_eps=1e-6, patch_bias=True,
-    key_bias=True,
+    key_bias=True, cpe=False,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from .depthwise_conv import add_depthwise
 from .efficient_attention import EfficientAttention
 from .enhanced_linear import EnhancedLinearAttention
 from .feature_maps import FeatureMap, build_feature_map
-from .ffn import MLP, ConvFFN, MixFFN
+from .ffn import MLP, ConvFFN, MixFFN, ResidualMixFFN
 from .focused_linear import FocusedLinearAttention
 from .gated_positional import GatedPositionalAttention
 from .hybrid import expand_attn_cfg, is_hybrid
@@ -36,6 +36,7 @@ from .softmax import SoftmaxAttention, softmax_attention
 from .spatial_reduction import SpatialReductionAttention
 from .swiglu import SwiGLU
 from .token_layout import map_to_tokens, tokens_to_map
+from .ttt import TTTAttention
 from .vision_longformer import VisionLongformerAttention
 from .vssd import VSSDAttention
 from .window import WindowAttention
@@ -47,9 +48,9 @@ __all__ = [
     'FocusedLinearAttention', 'GatedPositionalAttention', 'HydraAttention', 'InLineAttention',
     'LinearAngularAttention', 'LinearAttention', 'LinearCrossAttention', 'LinearPosition',
     'MLLAAttention', 'MixFFN', 'NystromAttention', 'PolaFormerAttention', 'RandomWalkAttention',
-    'RelativePositionBias', 'RippleAttention', 'SlinearAttention', 'SoftmaxAttention',
-    'SpatialReductionAttention', 'SwiGLU', 'TokenLayout', 'VSSDAttention',
-    'VisionLongformerAttention', 'WindowAttention', 'add_branch', 'add_depthwise',
+    'RelativePositionBias', 'ResidualMixFFN', 'RippleAttention', 'SlinearAttention',
+    'SoftmaxAttention', 'SpatialReductionAttention', 'SwiGLU', 'TTTAttention', 'TokenLayout',
+    'VSSDAttention', 'VisionLongformerAttention', 'WindowAttention', 'add_branch', 'add_depthwise',
     'build_attention', 'build_feature_map', 'build_position', 'expand_attn_cfg', 'init_layers',
     'is_hybrid', 'map_to_tokens', 'optimize_for_cpu', 'registered_subclasses', 'softmax_attention',
     'tokens_to_map',

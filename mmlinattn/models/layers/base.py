@@ -246,4 +246,4 @@ class BaseAttention(BaseModule):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Reshape (B, N, C) to (B, heads, N, d)."""
-        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)

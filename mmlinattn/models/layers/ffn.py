@@ -85,7 +85,7 @@ class MixFFN(ConvFFN):
 
         The convolution skips the E extra tokens (class token, registers), which have no position.
         """
-        hidden = self.fc1(x)
+        hidden = self.expand(x)
         if isinstance(hw_shape, PackedShapes):
             parts = hw_shape.with_extra_tokens(num_extra_tokens).split(hidden)
             images = zip(parts, hw_shape.hw_shapes)
@@ -94,8 +94,31 @@ class MixFFN(ConvFFN):
             x = self._convolve(hidden, hw_shape, num_extra_tokens)
         return self.fc2(gelu_inplace_if_safe(self.dwconv, x))
 
+    def expand(self, x: Tensor) -> Tensor:
+        """Return the hidden channels of tokens (B, N, C) before the convolution."""
+        return self.fc1(x)
+
+    def mix(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
+        """Mix the hidden channels of neighbouring tokens (B, N, hidden)."""
+        return map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))
+
     def _convolve(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int) -> Tensor:
         if not num_extra_tokens:
-            return map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))
+            return self.mix(x, hw_shape)
         extra, x = x[:, :num_extra_tokens], x[:, num_extra_tokens:]
-        return torch.cat([extra, map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))], 1)
+        return torch.cat([extra, self.mix(x, hw_shape)], 1)
+
+
+class ResidualMixFFN(MixFFN):
+    """Feed-forward layer of H-ViT³: linear, GELU, ``y += dwconv3x3(y)``, GELU, linear.
+
+    Example:
+        >>> ResidualMixFFN(32, 128)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
+        torch.Size([1, 6, 32])
+    """
+
+    def expand(self, x: Tensor) -> Tensor:
+        return gelu_inplace_if_safe(self.fc1, self.fc1(x))
+
+    def mix(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
+        return add_depthwise(x, self.dwconv, hw_shape)

@@ -6,11 +6,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import linear_attention
-from ...ops.common.checks import check_shared_rotary
-from ...ops.common.rotary import Rotary
 from ...utils import check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
+from .rotary import check_rotary_over_heads, rotary_over_heads
 
 
 @MODELS.register_module()
@@ -69,14 +68,7 @@ class MLLAAttention(BaseAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, lepe=lepe, **kwargs)
-        if type(rotary) is not bool:
-            raise ValueError(
-                f'{type(self).__name__} has a rotary position of its own, got {rotary=}: set '
-                'rotary=True or False in its attn_cfg'
-            )
-        if rotary:
-            check_shared_rotary(embed_dims, num_heads)
-        self.rotary = rotary
+        self.rotary = check_rotary_over_heads(self, rotary)
         self.eps = check_number('eps', eps)
         self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=qkv_bias)
         self.proj = nn.Identity()  # type: ignore[assignment]  # MLLA has none
@@ -91,14 +83,5 @@ class MLLAAttention(BaseAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return linear_attention(
             q, k, v, key_padding_mask=layout.key_padding_mask, eps=self.eps, feature_map='elu+1',
-            rotary=self.shared_rotary(layout), mean_normaliser=True, backend=self.backend,
+            rotary=rotary_over_heads(self, layout), mean_normaliser=True, backend=self.backend,
         )  # fmt: skip
-
-    def shared_rotary(self, layout: TokenLayout) -> Optional[Rotary]:
-        """Return the rotation over all channels, whose angles are ``10000^(-t / (C / 4))``."""
-        if layout.rotary is None:
-            return None
-        count = self.embed_dims // 4
-        base = 10000.0 ** ((count - 1) / count)  # the last of the angles is 1 / base
-        extra = layout.num_extra_tokens
-        return Rotary(layout.hw_shape, self.head_dim, base, extra, self.num_heads)

@@ -1,12 +1,16 @@
-"""Options of rotary position by coordinates, and their augmentation in training."""
+"""Rotary position by coordinates with augmentation in training, and over all heads."""
 
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
+
+from ...ops.common.checks import check_shared_rotary
+from ...ops.common.rotary import Rotary
+from .token_layout import TokenLayout
 
 
 @dataclass(frozen=True)
@@ -60,3 +64,30 @@ class RotaryCoordinates:
             math.log(self.jitter or 1.0) * numbers[2:4] + math.log(self.rescale or 1.0) * numbers[4]
         )
         return torch.stack([shifts, logs.exp()])
+
+
+def check_rotary_over_heads(attn: Any, rotary: Any) -> bool:
+    """Return the option ``rotary`` of an attention that rotates all channels before the heads.
+
+    Raises:
+        ValueError: it is no bool, or the channels cannot be split.
+    """
+    if type(rotary) is not bool:
+        raise ValueError(
+            f'{type(attn).__name__} has a rotary position of its own, got {rotary=}: set '
+            'rotary=True or False in its attn_cfg'
+        )
+    if rotary:
+        check_shared_rotary(attn.embed_dims, attn.num_heads)
+    return rotary
+
+
+def rotary_over_heads(attn: Any, layout: TokenLayout) -> Optional[Rotary]:
+    """Return MLLA's rotation over all C channels, whose angles are ``10000^(-t / (C / 4))``."""
+    if layout.rotary is None:
+        return None
+    count = attn.embed_dims // 4
+    base = 10000.0 ** ((count - 1) / count)  # the last of the angles is 1 / base
+    return Rotary(
+        layout.hw_shape, attn.head_dim, base, layout.num_extra_tokens, num_heads=attn.num_heads
+    )

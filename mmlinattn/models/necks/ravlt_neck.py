@@ -1,4 +1,4 @@
-"""Neck between backbone and classifier of the released RAVLT models."""
+"""Neck between backbone and classifier of the released RAVLT and H-ViT³ models."""
 
 from typing import Optional, Sequence, Tuple, Union
 
@@ -17,7 +17,8 @@ class RAVLTNeck(BaseModule):
 
     Args:
         in_channels: channels of the last map.
-        out_channels: channels of the pooled features; 1024 in the released models.
+        out_channels: channels of the pooled features; 1024 in the released models. None for batch
+            norm and pooling alone, as in H-ViT³.
         norm_cfg: norm after the convolution, BN by default.
         init_cfg: MMEngine initialisation.
 
@@ -37,14 +38,15 @@ class RAVLTNeck(BaseModule):
     def __init__(
         self,
         in_channels: int,
-        out_channels: int = 1024,
+        out_channels: Optional[int] = 1024,
         norm_cfg: Optional[dict] = None,
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(init_cfg)
-        self.conv = nn.Conv2d(in_channels, out_channels, 1)
-        self.bn = build_norm_layer(norm_cfg or dict(type='BN'), out_channels)[1]
-        self.act = nn.SiLU()
+        self.conv, self.act = nn.Identity(), nn.Identity()
+        if out_channels is not None:
+            self.conv, self.act = nn.Conv2d(in_channels, out_channels, 1), nn.SiLU()
+        self.bn = build_norm_layer(norm_cfg or dict(type='BN'), out_channels or in_channels)[1]
 
     def forward(self, x: Union[Tensor, Sequence[Tensor]]) -> Tuple[Tensor]:
         if not isinstance(x, Tensor):

@@ -87,6 +87,8 @@ ATTENTIONS = {
     ),
     'agent': dict(type='AgentAttention', num_agents=4),
     'agent-grid': dict(type='AgentAttention', num_agents=9, map_size=(3, 4), agent_grid=(2, 3)),
+    'ttt': dict(type='TTTAttention'),
+    'ttt-plain': dict(type='TTTAttention', rotary=False, qkv_bias=False),
     'vssd': dict(type='VSSDAttention', state_dims=8),
     'vssd-groups': dict(type='VSSDAttention', expand=1, state_dims=4, num_groups=2, qkv_bias=True),
     'window': dict(type='WindowAttention'),

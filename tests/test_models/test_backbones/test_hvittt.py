@@ -1,0 +1,153 @@
+"""H-ViT³ and ViT³ against recorded tensors of the release, and a step of real gradient descent."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmlinattn.checkpoints import convert
+from mmlinattn.models.backbones import HViTTT, TransformerBlock, ViT
+from mmlinattn.models.layers import TTTAttention
+from mmlinattn.ops.common.rotary import Rotary, apply_rotary
+
+SMALL = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4), mlp_ratios=2)
+PLAIN = dict(type='TTTAttention', rotary=False)
+# The recorded layers, in the place that the release gives them in its models.
+LAYERS = {
+    ('vittt', 'ttt'): ('blocks.0.attn.', 'backbone.layers.0.attn.'),
+    ('vittt', 'ttt_rotary'): ('blocks.0.attn.', 'backbone.layers.0.attn.'),
+    ('vittt', 'ttt_padded'): ('blocks.0.attn.', 'backbone.layers.0.attn.'),
+    ('vittt_dense', 'dense'): ('layers.0.blocks.0.attn.', 'backbone.stages.0.0.attn.'),
+    ('vittt', 'block'): ('layers.0.blocks.0.', 'backbone.stages.0.0.'),
+    ('vittt', 'plain_block'): ('blocks.0.', 'backbone.layers.0.'),
+}
+
+
+def below(tensors, prefix):
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def ours(values, theirs, prefix):
+    return below(convert({theirs + k: v for k, v in values.items()}, 'vittt'), prefix)
+
+
+@pytest.mark.parametrize('file, case', LAYERS)
+def test_recorded_layer(file, case, golden):
+    tensors, metadata = golden(file)
+    tensors, hw = below(tensors, f'{case}.'), json.loads(metadata['cases'])[case]['hw']
+    names = LAYERS[file, case]
+    channels, heads = tensors['in.x'].shape[-1], below(tensors, 'state.attn.') or tensors
+    heads = heads['w1' if 'w1' in heads else 'state.w1'].shape[1]
+    if case == 'block':
+        layer = HViTTT.block(channels, heads, 2.0, 'TTTAttention')
+    elif case == 'plain_block':
+        layer = TransformerBlock(channels, heads, 2.0, PLAIN, eps=1e-5, cpe=True)
+    else:
+        layer = TTTAttention(channels, heads, rotary=case != 'ttt')
+    layer.double().load_state_dict(ours(below(tensors, 'state.'), *names))
+    mask = tensors.get('in.key_padding_mask')
+    options = {} if mask is None else dict(key_padding_mask=mask)
+    x = tensors['in.x'].clone().requires_grad_()
+    out = layer(x, tuple(hw), **options)
+    keep = torch.ones_like(out[..., :1]) if mask is None else ~mask[..., None]
+    assert ((out - tensors['out']) * keep).abs().max() < 1e-9
+    (out * tensors['in.cotangent']).sum().backward()
+    assert (x.grad - tensors['grad.x']).abs().max() < 1e-9
+    grads = ours(below(tensors, 'grad.state.'), *names)
+    assert len(grads) == len(list(layer.parameters()))
+    for name, grad in grads.items():
+        assert (layer.get_parameter(name).grad - grad).abs().max() < 1e-9, name
+
+
+def test_recorded_backbone(golden):
+    tensors, metadata = golden('vittt_small')
+    sizes = json.loads(metadata['cases'])['released']['kwargs']
+    tensors, dims = below(tensors, 'released.'), sizes['dim']
+    arch = dict(
+        embed_dims=dims, depths=sizes['depths'], num_heads=[dim // 32 for dim in dims],
+        mlp_ratios=sizes['mlp_ratio'],
+    )  # fmt: skip
+    model = HViTTT(arch).eval()
+    state = {f'backbone.{k}': v for k, v in below(tensors, 'state.').items()}
+    model.load_state_dict(below(convert(state, 'vittt'), 'backbone.'))
+    image = tensors['in.x'].clone().requires_grad_()
+    outs = model(image)
+    for i, out in enumerate(outs):
+        expected = tensors[f'out.{i}']
+        assert (out - expected).norm() < 1e-5 * expected.norm()
+    sum(out.square().mean() for out in outs).backward()
+    expected = tensors['grad.x']
+    assert (image.grad - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_equals_a_step_of_gradient_descent():
+    """By autograd through the loss of the inner model, one image at a time, with a class token."""
+    attn, (height, width) = TTTAttention(16, 2).double(), (3, 5)
+    x = torch.randn(2, 1 + height * width, 16, dtype=torch.float64)
+    for parameter in attn.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    parts = attn.in_proj(x).unflatten(-1, (9, 8)).transpose(1, 2)  # heads of q, of k, of v
+    outs = []
+    for i in range(2):
+        q, k, v = (part.clone() for part in parts[i].split(3))
+        for heads in (q, k):
+            heads[:2] = apply_rotary(heads[None, :2], Rotary((3, 5), 8, 10000 ** 0.75, 1, 2))
+        w1, w2, w3 = (w.detach().requires_grad_() for w in (attn.linear1, attn.linear2, attn.conv))
+        maps = [part[2, 1:].mT.unflatten(-1, (height, width)) for part in (q, k, v)]
+
+        def gated(x, w1, w2):
+            return (x @ w1) * F.silu(x @ w2)
+
+        def convolved(x, w):
+            return F.conv2d(x, w.view(8, 1, 3, 3), padding=1, groups=8)
+
+        loss = -(gated(k[:2], w1, w2) * v[:2]).sum() / 3 / x.shape[1]
+        loss = loss - (convolved(maps[1], w3) * maps[2]).sum() / 3 / (height * width)
+        steps = torch.autograd.grad(loss, [w1, w2, w3])
+        (w1, w2), w3 = (
+            [w - s / (1 + s.norm(dim=-2, keepdim=True)) for w, s in zip((w1, w2), steps)],
+            w3 - steps[2] / (1 + steps[2].norm(dim=-1, keepdim=True)),
+        )
+        local = F.pad(convolved(maps[0], w3).flatten(1).mT, (0, 0, 1, 0))
+        outs.append(torch.cat([*gated(q[:2], w1, w2), local], -1))
+    out = attn(x, (height, width), num_extra_tokens=1)
+    torch.testing.assert_close(out, attn.proj(torch.stack(outs)), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_step_of_many_tokens_under_autocast(dtype, monkeypatch):
+    """The released code loses the step of 64,000 tokens in float16: it divides before it sums."""
+    attn, hw, steps = TTTAttention(32, 1, rotary=False), (250, 256), {}
+
+    def record(sums, mask, num_tokens, dim):
+        step = sums / (3 * num_tokens)
+        steps.setdefault(dim, []).append(step.double())
+        return step / (1 + step.norm(dim=dim, keepdim=True))
+
+    monkeypatch.setattr('mmlinattn.models.layers.ttt._step', record)
+    x = torch.randn(1, 64000, 32).to(dtype).float()
+    with torch.no_grad():
+        attn.in_proj.weight.copy_(attn.in_proj.weight.to(dtype))
+        attn.in_proj.bias.copy_(attn.in_proj.bias.to(dtype))
+        with torch.autocast('cpu', dtype):
+            attn(x, hw)
+        attn.double()(x.double(), hw)
+    for half, exact in steps.values():
+        assert (half - exact).norm() < 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize('name, millions', [('tiny', 28.192), ('small', 53.850), ('base', 93.730)])
+def test_parameters(name, millions):
+    with torch.device('meta'):
+        model = HViTTT(name)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=5e-4)
+
+
+@pytest.mark.parametrize('name, millions', [('t', 6.149), ('s', 23.799), ('b', 90.056)])
+def test_parameters_of_plain_classifiers(name, millions):
+    with torch.device('meta'):
+        model = ViT(f'vittt-{name}', PLAIN, out_type='avg_featmap')
+    head = 1000 * (model.arch['embed_dims'] + 1)
+    count = sum(p.numel() for p in model.parameters()) + head
+    assert count / 1e6 == pytest.approx(millions, abs=5e-4)
