@@ -38,6 +38,7 @@ NAVIGATION = {
         'RALA and RAVLT <configs/ravlt/README>',
         'MALA and MAViT <configs/mavit/README>',
         'MLLA (MILA) <configs/mlla/README>',
+        'ViT³, H-ViT³ <configs/vittt/README>',
         'Linear decoders <configs/linear_decoders/README>',
         'Models of the quick start <configs/quickstart/README>',
         'RTMDet, ViTDet, Mask2Former <configs/modern_heads/README>',

@@ -39,6 +39,8 @@ FAMILIES = {
     'vil-cls': 'vil/vil-tiny_8xb128_in1k',
     'swin-mask-rcnn': 'swin/mask-rcnn_swin-t-rala_fpn_1x_coco',
     'swin-upernet': 'swin/upernet_swin-t-rala_8xb2-160k_ade20k-512x512',
+    'hvittt-cls': 'vittt/hvittt-t_32xb128_in1k',
+    'hvittt-mask-rcnn': 'vittt/mask-rcnn_hvittt-t_fpn_1x_coco',
     'mlla-cls': 'mlla/mlla-t_8xb128_in1k',
     'mlla-mask-rcnn': 'mlla/mask-rcnn_mlla-t_fpn_1x_coco',
     'mlla-upernet': 'mlla/upernet_mlla-b_8xb2-160k_ade20k-512x512',
@@ -56,6 +58,7 @@ ARCHS = {
         embed_dims=(16, 32, 40, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 5, 8)
     ),
     'Swin': dict(embed_dims=(16, 32, 48, 64), depths=(2, 1, 1, 1), num_heads=(1, 2, 3, 4)),
+    'HViTTT': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
     'MLLA': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
     'CvT': dict(embed_dims=(16, 32, 48), depths=(1, 1, 2), num_heads=(1, 2, 3)),
     'ViL': dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),

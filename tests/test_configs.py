@@ -269,12 +269,14 @@ def test_paper_cost(name, params, conv_linear):
         check_readme(name, DET, cost)
 
 
-# Parameters (M) and products with norms (G) of MLLA, as the release prints them.
+# Parameters (M) and products with norms (G) of MLLA and H-ViT³, as the releases print them.
 MLLA_COSTS = [
     ('mlla-t_8xb128_in1k', CLS, 24.4, 4.2),
     ('mlla-b_8xb64_in1k', CLS, 96.0, 16.2),
     ('mask-rcnn_mlla-s_fpn_1x_coco', DET, 63, 319),
     ('upernet_mlla-b_8xb2-160k_ade20k-512x512', SEG, 128, 1183),
+    ('mask-rcnn_hvittt-b_fpn_1x_coco', DET, 114, 510),
+    ('hvittt-t_32xb128_in1k', CLS, 28.7, 4.9),
 ]
 
 

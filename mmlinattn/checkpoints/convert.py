@@ -81,7 +81,7 @@ def convert(
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
         source: the release, one of :data:`SOURCES` (docs/weights.md). None reads ``'rala'`` or
             ``'mala'`` from the classifier of the file.
-        any_attention: omit the record of the attentions of RAVLT, MAViT and MLLA, so that a
+        any_attention: omit the record of the attentions of RAVLT, MAViT, MLLA and H-ViT³, so that a
             backbone with another attention can begin with these weights.
 
     Returns:

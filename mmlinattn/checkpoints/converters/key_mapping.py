@@ -11,7 +11,8 @@ from torch import Tensor
 from ...utils.suggest import shorten
 from ..errors import CheckpointError
 
-# Checked by RAVLT, MAViT and MLLA when they load the file: another attention computes other values.
+# Checked by the backbones of these files when they load them: another attention computes other
+# values.
 RECORD = 'backbone.trained_attention'
 BACKBONE = r'(?:backbone\.)?'  # prefix in files of whole models
 # New name -> tensor, and the number of omitted tensors by reason.

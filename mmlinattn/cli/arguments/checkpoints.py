@@ -8,7 +8,7 @@ from ...utils.command_line import Parser
 
 SOURCES = (
     'clip', 'convit', 'cvt', 'deit', 'deit3', 'dinov2', 'dinov3', 'mala', 'mit', 'mlla', 'rala',
-    'siglip', 'smca', 'swin', 'timesformer', 'vil', 'vit',
+    'siglip', 'smca', 'swin', 'timesformer', 'vil', 'vit', 'vittt',
 )  # fmt: skip
 
 
@@ -21,7 +21,7 @@ def convert(argv: Optional[List[str]] = None) -> Namespace:
     add('--source', choices=SOURCES,
         help='the release; without it rala or mala, by the classifier in SRC')  # fmt: skip
     add('--any-attention', action='store_true',
-        help='let a RAVLT, MAViT or MLLA with another attention begin with them')  # fmt: skip
+        help='let RAVLT, MAViT, MLLA or HViTTT with another attention begin with them')  # fmt: skip
     add('--config', help='config of the model that the weights are for')
     add('--force', action='store_true', help='overwrite DST')
     return parser.parse_args(argv)

@@ -32,8 +32,8 @@ class HViTTT(MLLA):
 
     Stem without a residual connection, then :class:`TransformerBlock` with conditional position
     encoding and :class:`ResidualMixFFN`; downsampling and norms of the outputs are MLLA's. With
-    ``TTTAttention``, the default, it computes the same as the release, whose weights
-    ``convert(..., source='vittt')`` renames, and is linear in the number of tokens in all stages.
+    ``TTTAttention``, the default, it is linear in the number of tokens in all stages. It computes
+    the same as the release, whose weights ``convert(..., source='vittt')`` renames.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, or a dict with ``embed_dims``, ``depths``,

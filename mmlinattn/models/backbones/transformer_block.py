@@ -98,18 +98,23 @@ class TransformerBlock(BaseModule):
         if isinstance(hw_shape, PackedShapes):
             packed = hw_shape.with_extra_tokens(num_extra_tokens)
         if self.cpe is not None:
-            x = self._add_cpe(x, hw_shape, num_extra_tokens, packed)
+            x = _add_position(x, self.cpe, hw_shape, num_extra_tokens)
         out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens)
         x = add_branch(x, out, self.drop_path, self.gamma1, packed)
         hidden = self.norm2(x)
         out = self.ffn(hidden, hw_shape, num_extra_tokens) if self.with_conv else self.ffn(hidden)
         return add_branch(x, out, self.drop_path, self.gamma2, packed)
 
-    def _add_cpe(
-        self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int, packed: Optional[PackedShapes]
-    ) -> Tensor:
-        assert self.cpe is not None
-        if packed is None and not num_extra_tokens:
-            return add_depthwise(x, self.cpe, hw_shape)
-        layout = TokenLayout(hw_shape, None, None, num_extra_tokens, False, packed)
-        return x + local_position(self.cpe, x, layout)
+
+def _add_position(x: Tensor, conv: nn.Conv2d, hw_shape: HwShape, num_extra_tokens: int) -> Tensor:
+    """Add a convolution of the map to tokens (B, E + N, C); extra tokens have none."""
+    if not isinstance(hw_shape, PackedShapes):
+        if not num_extra_tokens:
+            return add_depthwise(x, conv, hw_shape)
+        height, width = hw_shape
+        return x + local_position(
+            conv, x, TokenLayout((height, width), None, None, num_extra_tokens)
+        )
+    packed = hw_shape.with_extra_tokens(num_extra_tokens)
+    layout = TokenLayout((1, x.shape[1]), None, None, num_extra_tokens, False, packed)
+    return x + local_position(conv, x, layout)

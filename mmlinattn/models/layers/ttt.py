@@ -23,8 +23,8 @@ class TTTAttention(BaseAttention):
     """Test-time-training attention, "ViT³: Unlocking Test-Time Training in Vision" (Han et al.,
     CVPR 2026): linear in the number of tokens.
 
-    The keys and values of an image train a small inner model by one step of gradient descent, and
-    the queries pass through the trained model. Each head has a gated inner model, and one more head
+    The keys and values of an image train a small inner model by one step of gradient descent. The
+    queries pass through the trained model. Each head has a gated inner model, and one more head
     of d channels a depth-wise 3x3 convolution::
 
         F(x) = (x W1) * silu(x W2)          loss = -1/3 mean_j F(k_j) . v_j
@@ -96,7 +96,8 @@ class TTTAttention(BaseAttention):
         q, k, v = (zero_padding(x, mask) for x in (q, k, v))
         q_heads, k_heads = (apply_rotary(x[:, :-1], rotary) for x in (q, k))
         gated = self._gated(q_heads, k_heads, v[:, :-1], mask)
-        local = self._convolved(*(layout.split_extra(x[:, -1])[1] for x in (q, k, v)), layout)
+        q, k, v = (layout.split_extra(x[:, -1])[1] for x in (q, k, v))  # the last head
+        local = self._convolved(q, k, v, layout)
         return torch.cat([gated, local.to(gated.dtype)], 1)
 
     def _gated(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -108,7 +109,7 @@ class TTTAttention(BaseAttention):
         products = torch.cat([v * silu, v * value * slope], -1)  # [B, heads, N, 2 d]
         dtype = accumulation_dtype(q.dtype)
         with no_autocast(q):
-            sums = k.to(dtype).mT @ products.to(dtype)  # [B, heads, d, 2 d]
+            sums = k.to(dtype).transpose(-2, -1) @ products.to(dtype)  # [B, heads, d, 2 d]
             linear = torch.cat([self.linear1, self.linear2], -1)
             linear = linear + _step(sums, mask, k.shape[-2], -2)
         value, gate = (q @ linear.to(q.dtype)).chunk(2, -1)

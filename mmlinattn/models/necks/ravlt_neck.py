@@ -43,7 +43,8 @@ class RAVLTNeck(BaseModule):
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(init_cfg)
-        self.conv, self.act = nn.Identity(), nn.Identity()
+        self.conv: nn.Module = nn.Identity()
+        self.act: nn.Module = nn.Identity()
         if out_channels is not None:
             self.conv, self.act = nn.Conv2d(in_channels, out_channels, 1), nn.SiLU()
         self.bn = build_norm_layer(norm_cfg or dict(type='BN'), out_channels or in_channels)[1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.backbones import MLLA, RAVLT, CvT, MixTransformer, Swin, ViL, ViT
+from mmlinattn.models.backbones import MLLA, RAVLT, CvT, HViTTT, MixTransformer, Swin, ViL, ViT
 
 PLAIN = dict(embed_dims=16, num_heads=2, depth=2, patch_size=8)
 STAGES = dict(embed_dims=(8, 16, 24, 32), depths=(2, 1, 1, 1), num_heads=(1, 2, 2, 4))
@@ -26,6 +26,7 @@ MODELS = {
     'swin-rala': lambda: Swin(STAGES, dict(type='RALA', gate='identity'), window_size=3),
     'cvt': lambda: CvT(THREE, out_indices=(2,), out_type='cls_token'),
     'mlla': lambda: MLLA(STAGES),
+    'hvittt': lambda: HViTTT(STAGES),
     'vil': lambda: ViL(STAGES, img_size=64, window_size=3),
     'vil-relative': lambda: ViL(STAGES, position='relative', img_size=64, window_size=3),
 }

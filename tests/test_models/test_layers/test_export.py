@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-from mmlinattn.models.backbones import MLLA, RAVLT, MixTransformer, ViT
+from mmlinattn.models.backbones import MLLA, RAVLT, HViTTT, MixTransformer, ViT
 from mmlinattn.models.layers import build_attention, map_to_tokens, tokens_to_map
 from mmlinattn.models.layers.base import TokenLayout
 from mmlinattn.models.layers.pooling import (
@@ -208,6 +208,7 @@ def test_dynamic_pooling_equals_static_pooling(cells):
             (MixTransformer, dict(attn_cfg=dict(type='RWGKP', num_anchors=6))),
             (RAVLT, dict(attn_cfg='RALA', norm_cfg=dict(type='BN'))),
             (MLLA, {}),
+            (HViTTT, {}),
         ],
         every=2,
     ),

@@ -1,0 +1,3 @@
+_base_ = './hvittt-t_32xb128_in1k.py'
+
+model = dict(backbone=dict(arch='small'))
