@@ -194,7 +194,7 @@ def test_every_trained_parameter_is_in_one_group_of_the_optimiser(cfg, model):
     assert {key: found[i] for i, key in trained.items() if found[i] != 1} == {}
 
 
-EPOCH_LENGTH = 100  # iterations, instead of the thousands of the real sets
+EPOCH_LENGTH = 130  # iterations, instead of the thousands of the real sets
 
 
 @cache

@@ -117,7 +117,7 @@ def test_equals_a_step_of_gradient_descent():
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_step_of_many_tokens_under_autocast(dtype, monkeypatch):
-    """The released code loses the step of 64,000 tokens in float16: it divides before it sums."""
+    """Sums that exceed float16. The release divides before it sums, which loses small steps."""
     attn, hw, steps = TTTAttention(32, 1, rotary=False), (250, 256), {}
 
     def record(sums, mask, num_tokens, dim):
@@ -128,8 +128,9 @@ def test_step_of_many_tokens_under_autocast(dtype, monkeypatch):
     monkeypatch.setattr('mmlinattn.models.layers.ttt._step', record)
     x = torch.randn(1, 64000, 32).to(dtype).float()
     with torch.no_grad():
-        attn.in_proj.weight.copy_(attn.in_proj.weight.to(dtype))
-        attn.in_proj.bias.copy_(attn.in_proj.bias.to(dtype))
+        attn.in_proj.bias += 3
+        for parameter in attn.parameters():
+            parameter.copy_(parameter.to(dtype))
         with torch.autocast('cpu', dtype):
             attn(x, hw)
         attn.double()(x.double(), hw)
