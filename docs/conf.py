@@ -40,6 +40,7 @@ NAVIGATION = {
         'MLLA (MILA) <configs/mlla/README>',
         'ViT³, H-ViT³ <configs/vittt/README>',
         'Linear decoders <configs/linear_decoders/README>',
+        'Nuclei <configs/nuclei/README>',
         'Models of the quick start <configs/quickstart/README>',
         'RTMDet, ViTDet, Mask2Former <configs/modern_heads/README>',
         'Random walks: RWGKA, RWGKP <configs/rwgka/README>',

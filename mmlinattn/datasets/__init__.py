@@ -2,8 +2,11 @@
 
 from .cifar import CIFAR100Binary
 from .imagenet_v2 import ImageNetV2
+from .instance_maps import InstanceMaps, LoadInstanceMap
 
 __all__ = [
     'CIFAR100Binary',
     'ImageNetV2',
+    'InstanceMaps',
+    'LoadInstanceMap',
 ]

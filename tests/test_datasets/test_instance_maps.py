@@ -1,0 +1,85 @@
+"""Maps of background, interior and border from the instances of a COCO file."""
+
+import json
+from itertools import groupby
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
+from pycocotools import mask as coco_mask
+
+from mmlinattn.datasets import InstanceMaps, LoadInstanceMap
+
+
+def rle(mask):
+    encoded = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {'size': encoded['size'], 'counts': encoded['counts'].decode()}
+
+
+def draw(*masks, shape=(12, 14)):
+    sample = dict(img=np.zeros((*shape, 3)), masks=list(masks), seg_fields=[])
+    return LoadInstanceMap()(sample)['gt_seg_map']
+
+
+def definition(masks, shape):
+    """Interior: an instance and its 8 neighbours within the image; border: a neighbour differs."""
+    out = np.zeros(shape, int)
+    for value in (1, 2):
+        for mask in masks:
+            for y, x in np.ndindex(*shape):
+                around = mask[max(y - 1, 0) : y + 2, max(x - 1, 0) : x + 2]
+                if value == (1 if around.all() else 2 if around.any() else 0):
+                    out[y, x] = value
+    return out
+
+
+def test_map_of_instances_that_touch_overlap_and_leave_the_image():
+    shape = (12, 14)
+    masks = np.zeros((4, *shape), bool)
+    masks[0, 2:8, 1:6] = masks[1, 2:8, 6:11] = masks[2, 5:, 8:] = True
+    masks[3, 10, 2] = True  # one pixel, which has no interior
+    found = draw(*(rle(mask) for mask in masks))
+    np.testing.assert_array_equal(found, definition(masks, shape))
+    assert (found[9:12, 1:4] == 2).all() and found.dtype == np.uint8
+    np.testing.assert_array_equal(draw(rle(masks[3] & False)), 0)  # an empty mask
+
+
+def test_kinds_of_masks():
+    square = np.zeros((12, 14), np.uint8)
+    square[3:9, 4:10] = 1
+    counts = [len(list(run)) for _, run in groupby(square.T.flat)]
+    polygon = [[4, 3, 10, 3, 10, 9, 4, 9]]
+    uncompressed = dict(size=[12, 14], counts=counts)
+    for mask in (polygon, uncompressed):
+        np.testing.assert_array_equal(draw(mask), draw(rle(square)))
+
+
+def test_images_without_instances_and_annotations_without_masks(tmp_path):
+    images = [dict(id=i, file_name=f'{i}.jpg', height=4, width=4) for i in (1, 2)]
+    whole = dict(id=7, image_id=2, category_id=1, segmentation=[[0, 0, 4, 0, 4, 4, 0, 4]])
+    path = tmp_path / 'a.json'
+    path.write_text(json.dumps(dict(images=images, annotations=[whole], categories=[])))
+    data = InstanceMaps(str(path), data_prefix=dict(img_path='images'))
+    assert [len(data.get_data_info(i)['masks']) for i in range(2)] == [0, 1]
+    assert data.get_data_info(1)['img_path'] == 'images/2.jpg'
+    path.write_text(json.dumps(dict(images=images, annotations=[dict(whole, segmentation=[])])))
+    with pytest.raises(ValueError, match=r'a.json: annotation 7 has no segmentation'):
+        InstanceMaps(str(path))
+
+
+@pytest.mark.parametrize(
+    'name, count', [('mask-rcnn_ravlt-nano_nuclei', 28), ('segformer_mit-b0_nuclei', 28)]
+)
+def test_the_images_in_the_repository(root, monkeypatch, name, count):
+    monkeypatch.chdir(root)
+    cfg = Config.fromfile(root / 'configs/nuclei' / f'{name}.py')
+    init_default_scope(cfg.default_scope)
+    train = DATASETS.build(cfg.train_dataloader.dataset)
+    val = DATASETS.build(cfg.val_dataloader.dataset)
+    assert (len(train), len(val)) == (count, 14)
+    names = [{train.get_data_info(i)['img_path'] for i in range(28)}]
+    names += [{val.get_data_info(i)['img_path'] for i in range(14)}]
+    assert not names[0] & names[1]
+    sample = train[0]
+    assert sample['inputs'].shape[0] == 3 and max(sample['inputs'].shape[1:]) <= 256
