@@ -1,6 +1,7 @@
 """Numerical helpers of the operators: dtypes, chunks of tokens, tracing."""
 
 import functools
+import threading
 from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Dict, List, Optional
 
@@ -228,7 +229,8 @@ def constant(
     """Return ``build(*args, device)``, from a cache except while operations are recorded.
 
     Building a table of a few numbers takes several kernels, in every layer and step. Arguments are
-    hashable. Callers must not change the result.
+    hashable. Callers must not change the result. The cache keeps at least the last 16 results, and
+    up to 256 of together 64 MiB.
     """
     tracing = is_tracing() if tracing is None else tracing
     if tracing or has_dispatch_mode() or device.type == 'meta':
@@ -240,15 +242,18 @@ def constant(
             return build(*args, device)
         # Outside of inference mode: training may use the table later.
         with torch.inference_mode(False), torch.no_grad():
-            found = _CONSTANTS[key] = build(*args, device)
-        if len(_CONSTANTS) > _MOST_CONSTANTS:
-            _CONSTANTS.pop(next(iter(_CONSTANTS)), None)
+            found = build(*args, device)
+        with _LOCK:
+            _CONSTANTS[key] = found
+            while len(_CONSTANTS) > _MOST_CONSTANTS or (
+                len(_CONSTANTS) > 16 and sum(x.nbytes for x in _CONSTANTS.values()) > _MOST_BYTES
+            ):
+                _CONSTANTS.pop(next(iter(_CONSTANTS)))  # the oldest one
     return found
 
 
-# The oldest ones are dropped.
 _CONSTANTS: Dict[tuple, Tensor] = {}
-_MOST_CONSTANTS = 64
+_MOST_CONSTANTS, _MOST_BYTES, _LOCK = 256, 2**26, threading.Lock()
 
 
 def is_tracing() -> bool:
