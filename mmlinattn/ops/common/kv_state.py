@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch
-from .partition import Tokens, plan
+from .partition import CallKey, Tokens, padded
 from .reduction import mean_of_chunks
 from .triton_helpers import (
     LOWEST,
@@ -24,7 +23,6 @@ from .triton_helpers import (
     load_angles,
     load_rows,
     packed_image,
-    padded,
     real_tokens,
     rotate,
     rounded,
@@ -135,57 +133,43 @@ class KVOptions(NamedTuple):
         """Return the rows of the state after S: z, and the mean value in MALA."""
         return 2 if self.kind == 'mala' else 1
 
-    def extent(self, x: Tokens) -> Tuple[int, int, int]:
-        """Return the number of images, of (image, head) pairs, and of tokens of an image."""
-        batch = self.images or x.batch
-        return batch, batch * x.heads, self.longest if self.images else x.num_tokens
+    def tokens(self, x: Tokens) -> Tokens:
+        """Return the facts about tokens, by which packed images are a batch of the longest."""
+        return x._replace(batch=self.images, num_tokens=self.longest) if self.images else x
 
     def constants(self, x: Tokens) -> Dict[str, Any]:
         """Return the constants that the kernels of linear attention, RALA and MALA share."""
         return dict(
-            D=x.dim, BD=padded(x.dim), FEATURE=self.feature, ROWS=self.rows,
+            FEATURE=self.feature, ROWS=self.rows,
             ROTARY=x.dim // 4 if self.has_rotary else 0, PACKED=self.images > 0,
         )  # fmt: skip
 
 
 class KVStateLaunches:
-    """Launches of the normalised sums over the keys, for keys and values of one shape.
+    """Launches of the normalised sums over the keys.
 
     Args:
-        k: facts about the keys.
-        v_strides: strides of the values.
+        key: key of the call; keys and values are the tensors 1 and 2.
         options: options of the sums.
-        aligned: see :class:`.Launch`.
         query_splits: number of partial sums of the mean query of RALA.
     """
 
-    def __init__(
-        self,
-        k: Tokens,
-        v_strides: Tuple[int, ...],
-        options: KVOptions,
-        aligned: bool,
-        query_splits: int = 0,
-    ) -> None:
-        batch, heads, num_tokens = options.extent(k)
-        partition = plan(options.name('kv_state'), k, heads, num_tokens)
+    def __init__(self, key: CallKey, options: KVOptions, query_splits: int = 0) -> None:
+        k = options.tokens(key.tokens(1))
         self.scored = options.kind == 'rala'
-        sizes = (k.heads, num_tokens, options.width, partition.chunk, query_splits, k.dim**-0.5)
-        self.launch = Launch(
-            _kv_state_kernel, (heads, partition.splits), (*k.strides, *v_strides, *sizes),
-            dict(
-                options.constants(k), BN=partition.config.block, HAS_MASK=options.has_mask,
-                SCORED=self.scored,
-            ),
-            partition.config, aligned,
+        self.launch = key.over_tokens(
+            options.name('kv_state'), _kv_state_kernel, k, (*k.strides, *key.strides[2]),
+            options.width, after=(query_splits, k.dim**-0.5), **options.constants(k),
+            HAS_MASK=options.has_mask, SCORED=self.scored,
         )  # fmt: skip
         size = padded(k.dim)
-        self.per_head = (batch, k.heads)
-        self.parts = (batch, k.heads, partition.splits)
+        self.per_head = (k.batch, k.heads)
+        self.parts = (*self.per_head, self.launch.splits)
         self.state = (size + options.rows, size)
         # One row: all elements of a head share a mass.
         elements = self.state[0] * self.state[1]
-        self.reduce = mean_of_chunks(self.scored, heads, partition.splits, 1, elements)
+        count = k.batch * k.heads
+        self.reduce = mean_of_chunks(self.scored, count, self.launch.splits, 1, elements)
 
     def __call__(
         self,

@@ -32,7 +32,9 @@ class Launch:
         aligned: True if the addresses of all tensors are multiples of 16 bytes.
     """
 
-    __slots__ = ('aligned', 'compiled', 'constants', 'grid', 'kernel', 'options', 'rest', 'sizes')
+    __slots__ = (
+        'aligned', 'compiled', 'constants', 'grid', 'kernel', 'options', 'rest', 'sizes', 'splits',
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Launch:
     ) -> None:
         self.kernel, self.sizes, self.constants = kernel, tuple(sizes), constants
         self.grid = (*grid, 1, 1)[:3]
+        self.splits = self.grid[1]  # chunks of a head, in kernels over tokens
         self.options = dict(num_warps=config.warps, num_stages=config.stages)
         self.aligned = aligned
         values = tuple(constants[name] for name in kernel.arg_names if name in constants)

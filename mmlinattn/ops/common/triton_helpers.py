@@ -188,8 +188,3 @@ def sum_parts(PARTS, splits, cols, stride):
         inside = (at < splits)[:, None]
         total += tl.load(PARTS + at[:, None] * stride + cols[None, :], mask=inside, other=0.0)
     return tl.sum(total, 0)
-
-
-def padded(size: int) -> int:
-    """Return the padded size of a dimension in a kernel: the next power of 2, at least 16."""
-    return max(16, triton.next_power_of_2(size))

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..common.kv_state import KVOptions, KVStateLaunches
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.numerics import token_major
-from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.partition import CallKey, padded, token_strides, unsupported_tokens
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     FEATURES,
@@ -37,7 +37,6 @@ from ..common.triton_helpers import (
     load_angles,
     load_rows,
     packed_image,
-    padded,
     product,
     real_tokens,
     rotate,
@@ -367,35 +366,22 @@ class _ForwardLaunches:
     """Launches of the forward pass."""
 
     def __init__(self, key: CallKey) -> None:
-        q, k, options = key.tokens(0), key.tokens(1), key.options
-        keys, queries = _key_options(key), _query_options(key)
-        batch, heads, num_tokens = queries.extent(q)
-        self.scored, self.heads, self.bd = options.kind == 'rala', (batch, q.heads), padded(q.dim)
-        constants = queries.constants(q)
-        out_strides = token_strides(q)
-        sizes = (q.heads, num_tokens, options.width)
-        partition = plan(keys.name('query_output'), q, heads, num_tokens)
-        self.output = Launch(
-            _query_output_kernel, (heads, partition.splits),
-            (*q.strides, *out_strides, *sizes, partition.chunk, options.eps, q.dim**-0.5),
-            dict(constants, BN=partition.config.block, OF_MEAN=options.mean_normaliser),
-            partition.config, key.aligned,
+        keys, queries, options = _key_options(key), _query_options(key), key.options
+        q, scale = queries.tokens(key.tokens(0)), key.tokens(0).dim ** -0.5
+        self.scored, self.heads, self.bd = options.kind == 'rala', (q.batch, q.heads), padded(q.dim)
+        self.output = key.over_tokens(
+            keys.name('query_output'), _query_output_kernel, q, (*q.strides, *token_strides(q)),
+            options.width, after=(options.eps, scale), **queries.constants(q),
+            OF_MEAN=options.mean_normaliser,
         )  # fmt: skip
         self.splits = 0
         if self.scored:
-            partition = plan('query_mean', q, heads, num_tokens)
-            names = ('D', 'BD', 'FEATURE', 'PACKED')
-            self.mean = Launch(
-                _query_mean_kernel, (heads, partition.splits),
-                (*q.strides, *sizes, partition.chunk),
-                dict(
-                    {name: constants[name] for name in names}, BN=partition.config.block,
-                    HAS_MASK=queries.has_mask,
-                ),
-                partition.config, key.aligned,
+            self.mean = key.over_tokens(
+                'query_mean', _query_mean_kernel, q, q.strides, options.width,
+                FEATURE=queries.feature, HAS_MASK=queries.has_mask, PACKED=queries.images > 0,
             )  # fmt: skip
-            self.splits = partition.splits
-        self.kv_state = KVStateLaunches(k, key.strides[2], keys, key.aligned, self.splits)
+            self.splits = self.mean.splits
+        self.kv_state = KVStateLaunches(key, keys, self.splits)
 
 
 _forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
@@ -431,48 +417,32 @@ class _BackwardLaunches:
     """Launches of the backward pass."""
 
     def __init__(self, key: CallKey) -> None:
-        q, k, options = key.tokens(0), key.tokens(1), key.options
-        keys, queries = _key_options(key), _query_options(key)
+        keys, queries, options = _key_options(key), _query_options(key), key.options
+        q, k = queries.tokens(key.tokens(0)), keys.tokens(key.tokens(1))
         scored = options.kind == 'rala'
-        batch, heads, num_keys = keys.extent(k)
-        _, _, num_queries = queries.extent(q)
         bd, rows = padded(k.dim), padded(k.dim) + keys.rows
-        self.scored, self.heads, self.bd, self.rows = scored, (batch, q.heads), bd, rows
+        self.scored, self.heads, self.bd, self.rows = scored, (k.batch, k.heads), bd, rows
         # Gradients of sums are divided by it, which keeps them in range for any signs.
-        root, scale = num_keys**0.5, k.dim**-0.5
-        out_strides = token_strides(q)
-
-        partition = plan(keys.name('key_backward'), k, heads, num_keys)
-        self.key_splits = partition.splits
-        self.keys = Launch(
-            _key_backward_kernel, (heads, partition.splits),
-            (*k.strides, *key.strides[2], *token_strides(k), k.heads, num_keys, options.width,
-             partition.chunk, scale, root),
-            dict(
-                keys.constants(k), BN=partition.config.block, HAS_MASK=keys.has_mask, SCORED=scored
-            ),
-            partition.config, key.aligned,
+        root, scale = k.num_tokens**0.5, k.dim**-0.5
+        self.keys = key.over_tokens(
+            keys.name('key_backward'), _key_backward_kernel, k,
+            (*k.strides, *key.strides[2], *token_strides(k)), options.width, after=(scale, root),
+            **keys.constants(k), HAS_MASK=keys.has_mask, SCORED=scored,
         )  # fmt: skip
 
-        def over_queries(name: str, adds: bool, writes: bool) -> Tuple[Launch, int]:
-            partition = plan(name, q, heads, num_queries)
-            queries_launch = Launch(
-                _query_backward_kernel, (heads, partition.splits),
-                (*q.strides, *key.strides[6], *out_strides, q.heads, num_queries,
-                 options.width, partition.chunk, self.key_splits, options.eps, scale, root),
-                dict(
-                    queries.constants(q), BN=partition.config.block, HAS_MASK=queries.has_mask,
-                    SCORED=scored, OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes,
-                ),
-                partition.config, key.aligned,
+        def over_queries(name: str, adds: bool, writes: bool) -> Launch:
+            return key.over_tokens(
+                name, _query_backward_kernel, q, (*q.strides, *key.strides[6], *token_strides(q)),
+                options.width, after=(self.keys.splits, options.eps, scale, root),
+                **queries.constants(q), HAS_MASK=queries.has_mask, SCORED=scored,
+                OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes,
             )  # fmt: skip
-            return queries_launch, partition.splits
 
         name = 'rala_query_sums' if scored else keys.name('query_backward')
-        self.queries, self.query_splits = over_queries(name, True, not scored)
-        self.add_sums = sum_of_chunks(heads, self.query_splits, rows, bd)
+        self.queries = over_queries(name, True, not scored)
+        self.add_sums = sum_of_chunks(q.batch * q.heads, self.queries.splits, rows, bd)
         if scored:
-            self.mean, _ = over_queries('rala_query_backward', False, True)
+            self.mean = over_queries('rala_query_backward', False, True)
 
 
 _backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
@@ -494,14 +464,14 @@ def backward(
     def new(*size: int) -> Tensor:
         return q.new_empty((*launches.heads, *size), dtype=torch.float32)
 
-    parts = new(launches.query_splits, launches.rows, launches.bd)
+    parts = new(launches.queries.splits, launches.rows, launches.bd)
     launches.queries(q, grad, of_queries, images, axes, sums, total, q, dq, parts)
     d_sums = parts
-    if launches.query_splits > 1:
+    if launches.queries.splits > 1:
         d_sums = new(launches.rows, launches.bd)
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
     scored = launches.scored
-    parts = new(launches.key_splits, launches.bd) if scored else d_sums
+    parts = new(launches.keys.splits, launches.bd) if scored else d_sums
     mean, count = scores or (k, k)
     launches.keys(k, v, real, images, axes, mean, count, total, sums, d_sums, dk, dv, parts)
     if scored:

@@ -23,12 +23,17 @@ from ..common.kv_state import KVOptions, KVStateLaunches
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.launch_table import Config
 from ..common.numerics import token_major
-from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.partition import (
+    CallKey,
+    padded,
+    split_tokens,
+    token_strides,
+    unsupported_tokens,
+)
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     add_product,
     load_rows,
-    padded,
     product,
     product_across,
     real_tokens,
@@ -376,22 +381,18 @@ class _Launches:
         reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.columns = triton.next_power_of_2(TILE + 2 * reach)
         self.constants = dict(
-            D=q.dim, BD=self.bd, REACH=reach, BOXES=BOXES, HAS_MASK=key.shapes[4] is not None,
+            REACH=reach, BOXES=BOXES, HAS_MASK=key.shapes[4] is not None,
             # Triton 3.6 cannot compile a gather from two columns.
             BR=max(8, triton.next_power_of_2(num_groups)),
         )  # fmt: skip
 
     def over_tiles(self, name: str, kernel: Any, strides: Sequence[int], *sizes: float) -> Launch:
         """Return a launch of one program per tile."""
-        q = self.q
-        count = q.batch * q.heads
-        config = plan(name, q, count, q.num_tokens).config
-        block = max(config.block, self.columns)
-        constants = dict(self.constants, T=TILE, BX=self.columns, BK=block)
-        return Launch(
-            kernel, (count * self.num_tiles,), (*strides, *self.sizes, *sizes), constants, config,
-            self.key.aligned,
-        )  # fmt: skip
+        config, columns, q = split_tokens(name, self.q).config, self.columns, self.q
+        block = max(config.block, columns)
+        constants = dict(self.constants, D=q.dim, BD=self.bd, T=TILE, BX=columns, BK=block)
+        grid, arguments = (q.batch * q.heads * self.num_tiles,), (*strides, *self.sizes, *sizes)
+        return Launch(kernel, grid, arguments, constants, config, self.key.aligned)
 
 
 class _ForwardLaunches(_Launches):
@@ -399,7 +400,7 @@ class _ForwardLaunches(_Launches):
         super().__init__(key)
         q, (_, k, v, weights, _) = self.q, key.strides
         options = KVOptions(has_mask=key.shapes[4] is not None)
-        self.kv_state = KVStateLaunches(key.tokens(1), v, options, key.aligned)
+        self.kv_state = KVStateLaunches(key, options)
         strides = (*q.strides, *k, *v, *weights, *token_strides(q))
         self.ripple = self.over_tiles('ripple', _forward_kernel, strides, key.options.eps)
         chunk = -(-q.num_tokens // BOXES)
@@ -442,15 +443,11 @@ class _BackwardLaunches(_Launches):
             'ripple_query_backward', _query_backward_kernel, strides, key.options.eps
         )
         self.keys = self.over_tiles('ripple_key_backward', _key_backward_kernel, strides)
-        count, name = q.batch * q.heads, 'ripple_far_backward'
-        partition = plan(name, q, count, q.num_tokens)
-        self.far = Launch(
-            _far_backward_kernel, (count, partition.splits),
-            (*q.strides, *weights, *grad, *self.sizes, partition.chunk),
-            dict(self.constants, BN=partition.config.block), partition.config, key.aligned,
+        self.far = key.over_tokens(
+            'ripple_far_backward', _far_backward_kernel, q, (*q.strides, *weights, *grad),
+            *self.sizes[2:], **self.constants,
         )  # fmt: skip
-        self.splits = partition.splits
-        self.add_sums = sum_of_chunks(count, self.splits, self.bd + 1, self.bd)
+        self.add_sums = sum_of_chunks(q.batch * q.heads, self.far.splits, self.bd + 1, self.bd)
 
 
 _backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
@@ -469,10 +466,10 @@ def backward(
     d_weights, d_norm = weights.new_empty(weights.shape), torch.empty_like(norm)
     launches.queries(q, k, v, weights, box, real, sums, count, norm, grad, dq, d_weights, d_norm)
     size = (launches.bd + 1, launches.bd)
-    parts = q.new_empty((*launches.heads, launches.splits, *size), dtype=torch.float32)
+    parts = q.new_empty((*launches.heads, launches.far.splits, *size), dtype=torch.float32)
     launches.far(q, weights, box, count, norm, d_norm, grad, parts)
     d_sums = parts
-    if launches.splits > 1:
+    if launches.far.splits > 1:
         d_sums = q.new_empty((*launches.heads, *size), dtype=torch.float32)
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
     launches.keys(q, k, v, weights, box, real, norm, d_norm, grad, d_sums, count, dk, dv)
