@@ -166,7 +166,7 @@ def _box_kernel(MASK, BOX, N, height, width, CHUNK, BN: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, OUT, NORM,
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, MASS, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
@@ -198,7 +198,7 @@ def _forward_kernel(
     SUMS += head * (BD + 1) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
-    mass = tl.load(COUNT + head)
+    mass = tl.load(MASS + head)
     total = total * (1 / mass) + product(q, state, kind) * far[:, None]
     norm = (norm + eps / scale) / mass + tl.sum(q * z[None, :], 1) * far
     store_rows(OUT + b * sxb + h * sxh, total * (1 / norm)[:, None], rows, cols, sxn, sxd, N, D)
@@ -217,7 +217,7 @@ def _shared_value(SUMS, BD: tl.constexpr):
 
 @triton.jit
 def _query_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DOUT, DQ, DWEIGHT, DNORM,
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
@@ -242,7 +242,7 @@ def _query_backward_kernel(
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
     state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
-    mass = tl.load(COUNT + head)
+    mass = tl.load(MASS + head)
     d_shared = tl.sum(grad * shared[None, :], 1)
     d_far = product(grad, transposed(state, kind), kind)
     d_far_z = tl.sum(q * z[None, :], 1)
@@ -285,7 +285,7 @@ def _query_backward_kernel(
 
 @triton.jit
 def _far_backward_kernel(
-    Q, WEIGHT, BOX, COUNT, NORM, DNORM, DOUT, DSUMS,
+    Q, WEIGHT, BOX, MASS, NORM, DNORM, DOUT, DSUMS,
     sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, height, width, CHUNK,
     D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -312,7 +312,7 @@ def _far_backward_kernel(
         d_state = add_product(d_state, tl.trans(q), grad, kind)
         d_z += tl.sum(q * d_norm[:, None], 0)
     # Divided by its root, which keeps the keys' factors in range whatever their signs.
-    root = tl.sqrt(tl.load(COUNT + head))
+    root = tl.sqrt(tl.load(MASS + head))
     DSUMS += (head * tl.num_programs(1) + split) * (BD + 1) * BD
     tl.store(DSUMS + cols[:, None] * BD + cols[None, :], d_state / root)
     tl.store(DSUMS + BD * BD + cols, d_z / root)
@@ -320,7 +320,7 @@ def _far_backward_kernel(
 
 @triton.jit
 def _key_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, COUNT, DK, DV,
+    Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, MASS, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
@@ -336,7 +336,7 @@ def _key_backward_kernel(
     v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
     DSUMS += head * (BD + 1) * BD
     d_state = tl.load(DSUMS + cols[:, None] * BD + cols[None, :])
-    root = tl.sqrt(tl.load(COUNT + head))
+    root = tl.sqrt(tl.load(MASS + head))
     inverse = 1 / root
     dk = product(v, transposed(d_state, kind), kind)
     dk = (dk + tl.load(DSUMS + BD * BD + cols)[None, :]) * root
@@ -424,14 +424,14 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
             None.
     """
     q, k, v, weights, mask = tensors
-    launches, real = _forward_launches(CallKey.of(options, *tensors)), as_bytes(mask, q)
+    launches, padding = _forward_launches(CallKey.of(options, *tensors)), as_bytes(mask, q)
     box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
     if mask is not None:
-        launches.box(real, box)
-    sums, total = launches.kv_state(k, v, real, None, None)
+        launches.box(padding, box)
+    sums, mass = launches.kv_state(k, v, padding, None, None)
     out, norm = token_major(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-    launches.ripple(q, k, v, weights, box, real, sums, total, out, norm)
-    return [out, norm, sums, total, box]
+    launches.ripple(q, k, v, weights, box, padding, sums, mass, out, norm)
+    return [out, norm, sums, mass, box]
 
 
 class _BackwardLaunches(_Launches):
@@ -459,20 +459,20 @@ def backward(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and the weights."""
     (grad,), (q, k, v, weights, mask) = grads, tensors
-    norm, sums, count, box = saved
+    norm, sums, mass, box = saved
     launches = _backward_launches(CallKey.of(options, *tensors, grad))
-    real = as_bytes(mask, q)
+    padding = as_bytes(mask, q)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
     d_weights, d_norm = weights.new_empty(weights.shape), torch.empty_like(norm)
-    launches.queries(q, k, v, weights, box, real, sums, count, norm, grad, dq, d_weights, d_norm)
+    launches.queries(q, k, v, weights, box, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
     size = (launches.bd + 1, launches.bd)
     parts = q.new_empty((*launches.heads, launches.far.splits, *size), dtype=torch.float32)
-    launches.far(q, weights, box, count, norm, d_norm, grad, parts)
+    launches.far(q, weights, box, mass, norm, d_norm, grad, parts)
     d_sums = parts
     if launches.far.splits > 1:
         d_sums = q.new_empty((*launches.heads, *size), dtype=torch.float32)
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
-    launches.keys(q, k, v, weights, box, real, norm, d_norm, grad, d_sums, count, dk, dv)
+    launches.keys(q, k, v, weights, box, padding, norm, d_norm, grad, d_sums, mass, dk, dv)
     return dq, dk, dv, d_weights
 
 
@@ -480,9 +480,9 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     q, mask = tensors[0], tensors[4]
     (batch, heads, num_tokens, _), size = q.shape, padded(q.shape[3])
     norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
-    sums, count = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
+    sums, mass = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
     box = q.new_empty(0 if mask is None else (batch, BOXES, 4), dtype=torch.int32)
-    return [token_major(q), norm, sums, count, box]
+    return [token_major(q), norm, sums, mass, box]
 
 
 OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4)
