@@ -11,7 +11,7 @@ tokens in one pass. It recomputes both softmaxes. Sums over tokens are written o
 """
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import triton
@@ -40,8 +40,7 @@ from ..common.triton_helpers import (
     store_rows,
     transposed,
 )
-from .anchor_solver import series_factors
-from .options import WalkOptions
+from .anchor_solver import Walk, series_factors
 
 FORWARD = ('anchor_state', 'anchor_solver', 'anchor_output')
 # Up to so many chunks the solver adds them itself, which saves a launch.
@@ -49,10 +48,10 @@ FEW_CHUNKS = 8
 KERNELS = (*FORWARD, 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward')
 
 
-def unsupported_reason(tensors: Tuple[Tensor, ...], options: WalkOptions) -> Optional[str]:
+def unsupported_reason(tensors: Tuple[Tensor, ...], cross: bool) -> Optional[str]:
     """Return why the kernels cannot serve the call, or None if they can."""
     num_anchors = tensors[3].shape[-2]
-    if options.cross:
+    if cross:
         return 'cross-attention through anchors has no kernel'
     if num_anchors > MAX_DIM:
         return f'kernels support at most {MAX_DIM} anchors, got {num_anchors}'
@@ -343,13 +342,6 @@ def _backward_kernel(
     tl.store(DANCHORS + BM * BD, d_anchors_k)
 
 
-class KernelOptions(NamedTuple):
-    """Options of the kernels: decay of the walk, and its largest number of steps or None."""
-
-    decay: float
-    steps: Optional[int]
-
-
 class _Launches:
     """Sizes that the launches of both passes share."""
 
@@ -413,7 +405,7 @@ class _ForwardLaunches(_Launches):
 _forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
 
 
-def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+def forward(options: Walk, *tensors: Any) -> List[Tensor]:
     """Run the forward pass.
 
     Args:
@@ -482,7 +474,7 @@ _backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
 
 
 def backward(
-    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
+    options: Walk, grads: Sequence[Tensor], tensors: Sequence[Any],
     saved: Sequence[Tensor],
 ) -> Tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients of q, k, v and both anchors."""
@@ -515,7 +507,7 @@ def backward(
     return dq, dk, dv, d_anchors_q, d_anchors_k
 
 
-def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+def _fake(options: Walk, *tensors: Any) -> List[Tensor]:
     q, anchors = tensors[0], tensors[3]
     batch, heads, _, dim = q.shape
     bd, bm, has_transition = padded(dim), padded(anchors.shape[-2]), options.steps != 1
@@ -525,4 +517,4 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     return [token_major(q), sums, sums.new_empty((batch, heads, bm)), x]
 
 
-OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=0, num_gradients=5)
+OPERATOR = KernelOperator(forward, backward, _fake, Walk, num_sizes=0, num_gradients=5)

@@ -40,7 +40,7 @@ from ..common.triton_helpers import (
     store_rows,
     transposed,
 )
-from .options import RippleOptions
+from .groups import RippleOptions
 
 KERNELS = (
     'kv_state', 'ripple', 'ripple_query_backward', 'ripple_far_backward', 'ripple_key_backward',
