@@ -15,7 +15,12 @@ Half = Optional[torch.dtype]  # the result of factor_dtype
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for half types, the dtype itself otherwise."""
+    """Return float32 for half types, the dtype itself otherwise.
+
+    Example:
+        >>> accumulation_dtype(torch.float16)
+        torch.float32
+    """
     return torch.float32 if dtype in HALF_TYPES else dtype
 
 
@@ -106,6 +111,12 @@ def no_autocast(x: Tensor, tracing: Optional[bool] = None) -> ContextManager:
     """Return a context that disables autocast on the device of ``x``.
 
     ``tracing`` is the result of :func:`is_tracing`, if the caller knows it.
+
+    Example:
+        >>> x = torch.ones(2, 2)
+        >>> with torch.autocast('cpu', torch.bfloat16), no_autocast(x):
+        ...     (x @ x).dtype
+        torch.float32
     """
     tracing = is_tracing() if tracing is None else tracing
     if x.is_meta or not (tracing or torch.is_autocast_enabled(x.device.type)):
