@@ -102,6 +102,7 @@ def rotate(x, cos, sin, BN: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def _within(rows, cols, N, D: tl.constexpr):
+    """Return True for tokens ``rows`` and channels ``cols`` of a (N, D) matrix, (R, C)."""
     inside = rows[:, None] < N
     if cols.shape[0] > D:
         inside = inside & (cols[None, :] < D)

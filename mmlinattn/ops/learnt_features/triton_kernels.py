@@ -90,6 +90,7 @@ def _map_chunk(
     X, OUT, sxn, sxd, son, sod, high, middle, low, w_sine, w_cosine, bias, start, stop, N,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
+    """Write the features of a chunk of queries or keys."""
     cols = tl.arange(0, BD)
     kind = X.dtype.element_ty
     for first in range(start, stop, BN):
@@ -107,6 +108,7 @@ def _forward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, sob, soh, son, sod, H, N, CHUNK,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, PER_HEAD: tl.constexpr,
 ):  # fmt: skip
+    """Write the features of a chunk of queries and of the same chunk of keys."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     cols = tl.arange(0, BD)
@@ -164,6 +166,7 @@ def _backward_kernel(
     scb, sch, scn, scd, H, N, CHUNK,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, PER_HEAD: tl.constexpr,
 ):  # fmt: skip
+    """Write the gradients of a chunk of queries and keys, and of the parameters over them."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     cols = tl.arange(0, BD)

@@ -234,6 +234,7 @@ def _output_kernel(
     Q, AK, X, OUT, sqb, sqh, sqn, sqd, sob, soh, son, sod, sak, H, N, CHUNK,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
+    """Compute ``G_Q X`` for a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty

@@ -117,6 +117,7 @@ def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr
 
 @triton.jit
 def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexpr):
+    """Load the weights of tokens as float32 (tokens, groups), 0 outside."""
     tokens = tokens.to(tl.int64)
     inside = (tokens < N)[:, None] & ((groups >= 0) & (groups < size))[None, :]
     at = base + tokens[:, None] * stride_n + groups[None, :] * stride_r
@@ -173,6 +174,7 @@ def _forward_kernel(
     BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
+    """Compute the output of a tile of queries, and their normalisers."""
     head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -327,6 +329,7 @@ def _key_backward_kernel(
     BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
+    """Compute gradients of the keys and values of a tile."""
     head, top, left, ky, kx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
