@@ -6,6 +6,7 @@ Requires only torch, and Triton for the kernels.
 from .additive import additive_attention
 from .common.dispatch import BackendError, use_backend
 from .common.feature_maps import feature_map
+from .common.numerics import accumulation_dtype, no_autocast
 from .common.packed import PackedShapes
 from .common.rotary import Rotary, apply_rotary
 from .learnt_features import adaptive_features
@@ -18,8 +19,9 @@ from .ripple import (
 )
 
 __all__ = [
-    'BackendError', 'PackedShapes', 'Rotary', 'adaptive_features', 'additive_attention',
-    'apply_rotary', 'feature_map', 'linear_attention', 'mala_attention',
-    'nystrom_attention', 'rala_attention', 'random_walk_attention', 'ripple_attention',
-    'softmax_ripple_attention', 'stick_breaking', 'unnormalised_attention', 'use_backend',
+    'BackendError', 'PackedShapes', 'Rotary', 'accumulation_dtype', 'adaptive_features',
+    'additive_attention', 'apply_rotary', 'feature_map', 'linear_attention', 'mala_attention',
+    'no_autocast', 'nystrom_attention', 'rala_attention', 'random_walk_attention',
+    'ripple_attention', 'softmax_ripple_attention', 'stick_breaking', 'unnormalised_attention',
+    'use_backend',
 ]  # fmt: skip

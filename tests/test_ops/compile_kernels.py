@@ -33,11 +33,11 @@ from mmlinattn.ops.ripple import triton_kernels as ripple
 
 BIN = Path(triton.__file__).parent / 'backends/nvidia/bin'
 COMMON = dict(
-    FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, OF_MEAN=False, HAS_TRANSITION=True, ROWS=1,
-    PACKED=False, PER_HEAD=True, ENDLESS=True, ADD=True,
+    FEATURE=1, HAS_MASK=True, ROTARY=0, SCORED=False, OF_MEAN=False, HAS_TRANSITION=True,
+    EXTRA_ROWS=1, PACKED=False, PER_HEAD=True, ENDLESS=True, ADD=True,
 )  # fmt: skip
 RALA = dict(SCORED=True, OF_MEAN=True)
-MALA = dict(ROWS=2, OF_MEAN=True)
+MALA = dict(EXTRA_ROWS=2, OF_MEAN=True)
 TILES = dict(T=8, REACH=3, BX=16, BR=8, BOXES=64)  # R = 4, the paper's
 # Kernel and flags of each row of the table; rotary position is d / 4 angles.
 CASES = {
@@ -118,8 +118,7 @@ def build(kernel, dtype_class, arch, config, **flags):
         if name in ('MASK', 'BOX', 'IMAGES'):
             signature[name] = '*u8' if name == 'MASK' else '*i32'
         elif name.isupper() and name not in ('CHUNK', 'H', 'N'):
-            token = (name in TOKENS and kernel is not linear._query_mean_kernel) or name == 'Q'
-            signature[name] = POINTERS[dtype_class] if token else '*fp32'
+            signature[name] = POINTERS[dtype_class] if name in TOKENS else '*fp32'
         else:
             signature[name] = 'fp32' if name in FLOATS else 'i32'
         if signature[name] != 'fp32' and name not in ('H', 'height', 'width', 'steps', 'factors'):
@@ -137,7 +136,7 @@ def build_case(name, dim, num_anchors, dtype_class, arch, config, **units):
     flags = {**COMMON, **flags, 'D': dim, 'BD': dim, 'BN': config.block, 'BK': config.block}
     if num_anchors:
         flags.update(M=num_anchors, BM=num_anchors, ADD=num_anchors <= 64)
-    if flags['SCORED'] or flags['ROWS'] == 2:
+    if flags['SCORED'] or flags['EXTRA_ROWS'] == 2:
         flags['ROTARY'] = dim // 4
     return build(kernel, dtype_class, arch, config, **{**flags, **units})
 

@@ -1,5 +1,7 @@
 """Triton kernels against the float64 definitions; without a GPU, in Triton's interpreter."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -22,6 +24,9 @@ from tests.sizes import LONG, some
 
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
+
+from mmlinattn.ops.common.kv_state import KVOptions
+
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -336,7 +341,11 @@ def test_sums_of_chunks_are_not_rounded_by_autocast():
     torch.testing.assert_close(out, expected)
 
 
-H200 = partition.Device('NVIDIA H200', 'sm_90', 132, 65536, 228, 227, 2048)
+H200 = SimpleNamespace(
+    major=9, multi_processor_count=132, regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048, shared_memory_per_multiprocessor=228 * 1024,
+    shared_memory_per_block_optin=227 * 1024,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -354,13 +363,18 @@ def test_programs_that_a_gpu_holds(registers, warps, shared, programs):
 )
 def test_chunks_on_a_gpu(monkeypatch, heads, num_tokens, chunk):
     """Four blocks at least, and as many chunks as the GPU holds programs at once."""
-    monkeypatch.setattr(partition, 'device_facts', lambda index: H200)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: H200)
     config = Config(64, 4, 3, 128, 0)
     monkeypatch.setattr(partition.launch_table, 'find', lambda *args: config)
     tokens = partition.Tokens(1, heads, num_tokens, 64, (), torch.half, 0)
-    assert partition.plan('kv_state', tokens, heads, num_tokens) == (
-        config, chunk, -(-num_tokens // chunk)
-    )  # fmt: skip
+    splits = -(-num_tokens // chunk)
+    assert partition.split_tokens('kv_state', tokens) == (config, chunk, splits)
+
+
+def test_packed_images_are_a_batch_of_the_longest():
+    tokens = partition.Tokens(1, 3, 960, 16, (), torch.half, None)
+    assert KVOptions().tokens(tokens) == tokens
+    assert KVOptions(images=2, longest=720).tokens(tokens)[:4] == (2, 3, 720, 16)
 
 
 # Tokens of several chunks.

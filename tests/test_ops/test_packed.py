@@ -108,24 +108,19 @@ def test_compiles_and_recompiles_for_other_sizes():
     assert len(calls) == 2  # the sizes are part of the graph, not the objects
 
 
-def test_offsets():
+def test_lengths_and_table():
     packed = PackedShapes([(2, 3), (1, 4)], num_extra_tokens=1)
     assert packed.lengths == (7, 5) and packed.num_tokens == 12
-    ends = packed.cu_seqlens()
-    assert ends.dtype == torch.int32 and ends.tolist() == [0, 7, 12]
     # The tables of the first map have 2 + 3 rows and columns of cosines, and of sines, 4 angles.
     assert packed.table(4).tolist() == [[0, 7, 3, 0], [7, 5, 4, 40]]
     plain = PackedShapes([(2, 3), [1, 4]])
-    assert plain == PackedShapes.from_cu_seqlens(torch.tensor([0, 6, 10]), [(2, 3), (1, 4)])
     assert hash(plain) == hash(PackedShapes([(2, 3), (1, 4)]))
     assert plain.with_extra_tokens(1) == packed
 
 
-def test_shapes_of_an_array_and_what_is_given_out():
+def test_shapes_of_an_array():
     packed = PackedShapes(torch.tensor([[2, 3], [1, 4]]))
     assert packed == PackedShapes([(2, 3), (1, 4)])
-    packed.cu_seqlens()[1:] += 1  # of the caller, no cache
-    assert packed.cu_seqlens().tolist() == [0, 6, 10]
     with pytest.raises(ValueError, match='num_extra_tokens must be an integer of at least 0'):
         PackedShapes([(2, 3)], num_extra_tokens=0.5)
 
@@ -145,23 +140,6 @@ def test_shapes_of_an_array_and_what_is_given_out():
 def test_shapes_that_are_none(shapes, message):
     with pytest.raises(ValueError, match=message):
         PackedShapes(shapes)
-
-
-@pytest.mark.parametrize(
-    'ends, shapes, error, message',
-    [
-        ([0, 6, 6], None, ValueError, r'increase \(no empty image\), got \[0, 6, 6\]'),
-        ([1, 6], None, ValueError, r'start at 0 .* got \[1, 6\]'),
-        ([0], None, ValueError, r'got \[0\]'),
-        ([[0, 6]], None, ValueError, r'shape \(B \+ 1,\)'),
-        ([0, 6, 10], [(2, 3), (5, 1)], ValueError, r'\[6, 5\] positions, but .* \[6, 4\] tokens'),
-        ([0.0, 6.0], None, TypeError, 'int32 or int64 tensor, got torch.float32'),
-        (None, None, TypeError, 'int32 or int64 tensor, got NoneType'),
-    ],
-)
-def test_cu_seqlens_that_are_none(ends, shapes, error, message):
-    with pytest.raises(error, match=message):
-        PackedShapes.from_cu_seqlens(None if ends is None else torch.tensor(ends), shapes)
 
 
 @pytest.mark.parametrize(

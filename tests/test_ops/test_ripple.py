@@ -14,7 +14,7 @@ from mmlinattn.ops import (
 )
 from mmlinattn.ops.common import dispatch, numerics
 from mmlinattn.ops.ripple import choose_algorithm
-from mmlinattn.ops.ripple.options import RippleOptions
+from mmlinattn.ops.ripple.groups import RippleOptions
 from mmlinattn.ops.ripple.reference import ripple_reference
 from mmlinattn.ops.ripple.rows import ripple_rows
 from mmlinattn.ops.ripple.tile import ripple_tile

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mmlinattn.ops import Rotary, apply_rotary
+from mmlinattn.ops.common import numerics
 from mmlinattn.ops.common import rotary as module
 
 
@@ -69,9 +70,8 @@ def test_half_tables_keep_large_positions_apart():
 
 
 def test_tables_are_made_once_and_the_oldest_go(monkeypatch):
-    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
-    monkeypatch.setattr(module, '_MOST_BYTES', 100)
-    monkeypatch.setattr(module, '_kept_bytes', 0)
+    monkeypatch.setattr(numerics, '_CONSTANTS', {})
+    monkeypatch.setattr(numerics, '_MOST_BYTES', 100)
     first = Rotary((2, 3), 8).angles(torch.float32)
     assert Rotary((2, 3), 8).angles(torch.float32) is first
     others = [Rotary((2, 3), 8).axes(), Rotary((3, 2), 8).angles(torch.float32)]
@@ -79,15 +79,14 @@ def test_tables_are_made_once_and_the_oldest_go(monkeypatch):
     assert not any(other is first for other in others)
     for size in range(1, 40):
         Rotary((size, 1), 8).angles(torch.float32)
-    assert len(module._TABLES) == 16
+    assert len(numerics._CONSTANTS) == 16
     assert Rotary((2, 3), 8).angles(torch.float32) is not first
 
 
 def test_threads_share_the_tables(monkeypatch):
     """The cache once changed while another thread went through it."""
-    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
-    monkeypatch.setattr(module, '_MOST_BYTES', 2000)
-    monkeypatch.setattr(module, '_kept_bytes', 0)
+    monkeypatch.setattr(numerics, '_CONSTANTS', {})
+    monkeypatch.setattr(numerics, '_MOST_BYTES', 2000)
 
     def ask(first):
         for size in range(first, first + 300):
@@ -95,13 +94,25 @@ def test_threads_share_the_tables(monkeypatch):
 
     with ThreadPoolExecutor(4) as threads:
         assert [*threads.map(ask, range(4))] == [None] * 4
-    kept = sum(table.nbytes for table in module._TABLES.values())
-    assert module._kept_bytes == kept
-    assert len(module._TABLES) <= 16 or kept <= 2000
+    kept = sum(table.nbytes for table in numerics._CONSTANTS.values())
+    assert len(numerics._CONSTANTS) <= 16 or kept <= 2000
+
+
+def test_small_tables_are_few(monkeypatch):
+    monkeypatch.setattr(numerics, '_CONSTANTS', {})
+    for size in range(1, 300):
+        Rotary((size, 1), 4).axes()
+    assert len(numerics._CONSTANTS) == 256
+    # A list, which has no hash, finds the table of its tuple.
+    assert Rotary([299, 1], 4).axes() is Rotary((299, 1), 4).axes()
+    assert (
+        Rotary((9, 9), 4, augment=torch.ones(2, 2)).axes()
+        is not [*numerics._CONSTANTS.values()][-1]
+    )
 
 
 def test_tables_of_an_inference_mode_serve_training(monkeypatch):
-    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
+    monkeypatch.setattr(numerics, '_CONSTANTS', {})
     with torch.inference_mode():
         apply_rotary(torch.randn(6, 8), Rotary((2, 3), 8))
     x = torch.randn(6, 8, requires_grad=True)
@@ -112,14 +123,14 @@ def test_tables_of_an_inference_mode_serve_training(monkeypatch):
 def test_tables_that_are_not_real_are_not_kept(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    monkeypatch.setattr(module, '_TABLES', module.OrderedDict())
+    monkeypatch.setattr(numerics, '_CONSTANTS', {})
     with FakeTensorMode():
         assert apply_rotary(torch.randn(6, 8), Rotary((2, 3), 8)).shape == (6, 8)
     assert apply_rotary(torch.empty(6, 8, device='meta'), Rotary((2, 3), 8)).is_meta
     compiled = torch.compile(apply_rotary, fullgraph=True, backend='eager')
     x = torch.randn(6, 8)
     torch.testing.assert_close(compiled(x, Rotary((2, 3), 8)), apply_rotary(x, Rotary((2, 3), 8)))
-    assert len(module._TABLES) == 1
+    assert len(numerics._CONSTANTS) == 1
 
 
 @pytest.mark.parametrize('dim', [2, 6, 10])

@@ -49,10 +49,10 @@ def _decoded(
 def _forward(
     tensors: Sequence[Tensor], module: str, sizes: Sequence[int], rest: str
 ) -> List[Tensor]:
-    from .launch import launched  # which imports this module
+    from .launch import call_on_device  # which imports this module
 
     operator, options, given = _decoded(module, tensors, sizes, rest)
-    return launched(operator.forward, options, *given)
+    return call_on_device(operator.forward, options, *given)
 
 
 @_forward.register_fake
@@ -70,10 +70,10 @@ def _backward(
     sizes: Sequence[int],
     rest: str,
 ) -> List[Tensor]:
-    from .launch import launched
+    from .launch import call_on_device
 
     operator, options, given = _decoded(module, tensors, sizes, rest)
-    return list(launched(operator.backward, options, grads, given, saved))
+    return list(call_on_device(operator.backward, options, grads, given, saved))
 
 
 @_backward.register_fake

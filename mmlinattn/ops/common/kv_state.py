@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch
-from .partition import Tokens, plan
+from .partition import CallKey, Tokens, padded
 from .reduction import mean_of_chunks
 from .triton_helpers import (
+    ELU1,
     LOWEST,
     add_product,
     add_rows,
@@ -24,7 +24,6 @@ from .triton_helpers import (
     load_angles,
     load_rows,
     packed_image,
-    padded,
     real_tokens,
     rotate,
     rounded,
@@ -35,13 +34,13 @@ from .triton_helpers import (
 
 @triton.jit
 def _kv_state_kernel(
-    K, V, MASK, IMAGES, ANGLES, MEAN, COUNT, SUMS, TOP, MASS, QUERY_MEAN, QUERY_COUNT,
+    K, V, MASK, IMAGES, ANGLES, QUERY_SUMS, QUERY_COUNTS, SUMS, TOP, MASS, QUERY_MEAN, QUERY_COUNT,
     skb, skh, skn, skd, svb, svh, svn, svd, H, N, width, CHUNK, parts, scale,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr, ROWS: tl.constexpr,
+    HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr, EXTRA_ROWS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Sum one chunk: S, z and (ROWS = 2) the values in (BD + ROWS, BD), largest score, mass."""
+    """Sum one chunk: S, z and for MALA the values, (BD + EXTRA_ROWS, BD); largest score; mass."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     if PACKED:
@@ -52,11 +51,11 @@ def _kv_state_kernel(
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     state, z = tl.zeros((BD, BD), tl.float32), tl.zeros((16, BD), tl.float32)
     top, mass = tl.full((), LOWEST, tl.float32), tl.zeros((BN,), tl.float32)
-    if ROWS == 2:
+    if EXTRA_ROWS == 2:
         values = tl.zeros((16, BD), tl.float32)
     if SCORED:
-        count = tl.sum(sum_parts(COUNT + head * parts, parts, tl.arange(0, 1), 1), 0)
-        mean = sum_parts(MEAN + head * parts * BD, parts, cols, BD) / tl.maximum(count, 1.0)
+        count = tl.sum(sum_parts(QUERY_COUNTS + head * parts, parts, tl.arange(0, 1), 1), 0)
+        mean = sum_parts(QUERY_SUMS + head * parts * BD, parts, cols, BD) / tl.maximum(count, 1.0)
         if split == 0:
             tl.store(QUERY_MEAN + head * BD + cols, mean)
             tl.store(QUERY_COUNT + head, tl.maximum(count, 1.0))
@@ -66,7 +65,7 @@ def _kv_state_kernel(
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
         k = feature(load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D), FEATURE)
         # Scored tokens that are not real have no weight.
-        k = zero_outside(k, real, cols, D, FEATURE, HAS_MASK or (FEATURE == 1 and not SCORED))
+        k = zero_outside(k, real, cols, D, FEATURE, HAS_MASK or (FEATURE == ELU1 and not SCORED))
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         weight = tl.where(real, 1.0, 0.0)
         if SCORED:
@@ -78,7 +77,7 @@ def _kv_state_kernel(
             k = k * weight[:, None]
         mass += weight
         z = add_rows(z, k)
-        if ROWS == 2:
+        if EXTRA_ROWS == 2:
             values = add_rows(values, tl.where(real[:, None], v, 0.0) if HAS_MASK else v)
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
@@ -86,19 +85,19 @@ def _kv_state_kernel(
         # The transpose of S: values pass from memory to the tensor cores as they are.
         state = add_product(state, tl.trans(rounded(v, kind)), k, kind)
     state, z, mass = tl.trans(state), tl.sum(z, 0), tl.sum(mass, 0)
-    if ROWS == 2:
+    if EXTRA_ROWS == 2:
         values = tl.sum(values, 0)
     if tl.num_programs(1) == 1:  # no other chunk to average with
         inverse = 1 / tl.where(mass > 0, mass, 1.0)
         state, z = state * inverse, z * inverse
-        if ROWS == 2:
+        if EXTRA_ROWS == 2:
             values = values * inverse
         mass = top + tl.log(tl.maximum(mass, 1e-30)) if SCORED else tl.maximum(mass, 1.0)
     at = head * tl.num_programs(1) + split
-    SUMS += at * (BD + ROWS) * BD
+    SUMS += at * (BD + EXTRA_ROWS) * BD
     tl.store(SUMS + cols[:, None] * BD + cols[None, :], state)
     tl.store(SUMS + BD * BD + cols, z)
-    if ROWS == 2:
+    if EXTRA_ROWS == 2:
         tl.store(SUMS + (BD + 1) * BD + cols, values)
     tl.store(MASS + at, mass)
     if SCORED:
@@ -131,61 +130,47 @@ class KVOptions(NamedTuple):
         return f'{self.kind}_{kernel}' if self.kind else kernel
 
     @property
-    def rows(self) -> int:
+    def extra_rows(self) -> int:
         """Return the rows of the state after S: z, and the mean value in MALA."""
         return 2 if self.kind == 'mala' else 1
 
-    def extent(self, x: Tokens) -> Tuple[int, int, int]:
-        """Return the number of images, of (image, head) pairs, and of tokens of an image."""
-        batch = self.images or x.batch
-        return batch, batch * x.heads, self.longest if self.images else x.num_tokens
+    def tokens(self, x: Tokens) -> Tokens:
+        """Return the facts about tokens, by which packed images are a batch of the longest."""
+        return x._replace(batch=self.images, num_tokens=self.longest) if self.images else x
 
     def constants(self, x: Tokens) -> Dict[str, Any]:
         """Return the constants that the kernels of linear attention, RALA and MALA share."""
         return dict(
-            D=x.dim, BD=padded(x.dim), FEATURE=self.feature, ROWS=self.rows,
+            FEATURE=self.feature, EXTRA_ROWS=self.extra_rows,
             ROTARY=x.dim // 4 if self.has_rotary else 0, PACKED=self.images > 0,
         )  # fmt: skip
 
 
 class KVStateLaunches:
-    """Launches of the normalised sums over the keys, for keys and values of one shape.
+    """Launches of the normalised sums over the keys.
 
     Args:
-        k: facts about the keys.
-        v_strides: strides of the values.
+        key: key of the call; keys and values are the tensors 1 and 2.
         options: options of the sums.
-        aligned: see :class:`.Launch`.
         query_splits: number of partial sums of the mean query of RALA.
     """
 
-    def __init__(
-        self,
-        k: Tokens,
-        v_strides: Tuple[int, ...],
-        options: KVOptions,
-        aligned: bool,
-        query_splits: int = 0,
-    ) -> None:
-        batch, heads, num_tokens = options.extent(k)
-        partition = plan(options.name('kv_state'), k, heads, num_tokens)
+    def __init__(self, key: CallKey, options: KVOptions, query_splits: int = 0) -> None:
+        k = options.tokens(key.tokens(1))
         self.scored = options.kind == 'rala'
-        sizes = (k.heads, num_tokens, options.width, partition.chunk, query_splits, k.dim**-0.5)
-        self.launch = Launch(
-            _kv_state_kernel, (heads, partition.splits), (*k.strides, *v_strides, *sizes),
-            dict(
-                options.constants(k), BN=partition.config.block, HAS_MASK=options.has_mask,
-                SCORED=self.scored,
-            ),
-            partition.config, aligned,
+        self.launch = key.over_tokens(
+            options.name('kv_state'), _kv_state_kernel, k, (*k.strides, *key.strides[2]),
+            options.width, after=(query_splits, k.dim**-0.5), **options.constants(k),
+            HAS_MASK=options.has_mask, SCORED=self.scored,
         )  # fmt: skip
         size = padded(k.dim)
-        self.per_head = (batch, k.heads)
-        self.parts = (batch, k.heads, partition.splits)
-        self.state = (size + options.rows, size)
+        self.per_head = (k.batch, k.heads)
+        self.parts = (*self.per_head, self.launch.splits)
+        self.state = (size + options.extra_rows, size)
         # One row: all elements of a head share a mass.
         elements = self.state[0] * self.state[1]
-        self.reduce = mean_of_chunks(self.scored, heads, partition.splits, 1, elements)
+        count = k.batch * k.heads
+        self.reduce = mean_of_chunks(self.scored, count, self.launch.splits, 1, elements)
 
     def __call__(
         self,
@@ -196,7 +181,7 @@ class KVStateLaunches:
         axes: Optional[Tensor],
         queries: Sequence[Tensor] = (),
     ) -> Tuple[Tensor, Tensor]:
-        """Return the sums and their total mass, float32.
+        """Return the sums and their mass, float32.
 
         Args:
             mask: result of :func:`.launch.as_bytes`.
@@ -206,8 +191,8 @@ class KVStateLaunches:
                 of tokens; the mean (B, heads, BD) and number (B, heads) that are written.
 
         Returns:
-            ``sums``, S, z and for MALA the mean of v, (B, heads, BD + rows, BD), where BD is the
-            padded head dim; ``total`` (B, heads), the number of real tokens, at least 1, with
+            ``sums``, S, z and for MALA the mean of v, (B, heads, BD + extra_rows, BD), where BD is
+            the padded head dim; ``mass`` (B, heads), the number of real tokens, at least 1, with
             scores the log of the sum of their exponentials.
         """
         parts = k.new_empty((*self.parts, *self.state), dtype=torch.float32)
@@ -221,6 +206,6 @@ class KVStateLaunches:
         if self.reduce is None:  # one chunk, which the kernel has normalised
             return parts.view(*self.per_head, *self.state), mass.view(self.per_head)
         sums = k.new_empty((*self.per_head, *self.state), dtype=torch.float32)
-        total = k.new_empty(self.per_head, dtype=torch.float32)
-        self.reduce(parts, top, mass, sums, sums, total)
-        return sums, total
+        total_mass = k.new_empty(self.per_head, dtype=torch.float32)
+        self.reduce(parts, top, mass, sums, sums, total_mass)
+        return sums, total_mass

@@ -32,7 +32,9 @@ class Launch:
         aligned: True if the addresses of all tensors are multiples of 16 bytes.
     """
 
-    __slots__ = ('aligned', 'compiled', 'constants', 'grid', 'kernel', 'options', 'rest', 'sizes')
+    __slots__ = (
+        'aligned', 'compiled', 'constants', 'grid', 'kernel', 'options', 'rest', 'sizes', 'splits',
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Launch:
     ) -> None:
         self.kernel, self.sizes, self.constants = kernel, tuple(sizes), constants
         self.grid = (*grid, 1, 1)[:3]
+        self.splits = self.grid[1]  # chunks of a head, in kernels over tokens
         self.options = dict(num_warps=config.warps, num_stages=config.stages)
         self.aligned = aligned
         values = tuple(constants[name] for name in kernel.arg_names if name in constants)
@@ -76,7 +79,7 @@ def start(launch: Launch, tensors: Sequence[Tensor]) -> Any:
     """Compile and launch a kernel by Triton; None in Triton's interpreter.
 
     Raises:
-        RuntimeError: the kernel cannot be compiled or launched; the message names the cure.
+        RuntimeError: the kernel cannot be compiled or call_on_device; the message names the cure.
     """
     try:
         return launch.kernel[launch.grid](
@@ -135,11 +138,11 @@ class KernelOperator(NamedTuple):
         elif needs_gradient(*tensors):
             return _Function.apply(self, options, *tensors)
         else:
-            results = launched(self.forward, options, *tensors)
+            results = call_on_device(self.forward, options, *tensors)
         return results[0] if self.num_outputs == 1 else tuple(results[: self.num_outputs])
 
 
-def launched(function: Callable[..., Any], options: Any, *args: Any) -> Any:
+def call_on_device(function: Callable[..., Any], options: Any, *args: Any) -> Any:
     """Call a function that launches kernels, with the device of its tensors as the current one.
 
     Args:
@@ -158,7 +161,7 @@ def launched(function: Callable[..., Any], options: Any, *args: Any) -> Any:
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, operator: KernelOperator, options: Any, *tensors: Optional[Tensor]) -> Any:
-        results = launched(operator.forward, options, *tensors)
+        results = call_on_device(operator.forward, options, *tensors)
         ctx.operator, ctx.options, ctx.count = operator, options, len(tensors)
         ctx.save_for_backward(*tensors, *results[operator.num_unsaved :])
         return results[0] if operator.num_outputs == 1 else tuple(results[: operator.num_outputs])
@@ -167,5 +170,7 @@ class _Function(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx, *grads: Tensor) -> Tuple[Optional[Tensor], ...]:
         saved, count = ctx.saved_tensors, ctx.count
-        found = launched(ctx.operator.backward, ctx.options, grads, saved[:count], saved[count:])
+        found = call_on_device(
+            ctx.operator.backward, ctx.options, grads, saved[:count], saved[count:]
+        )
         return (None, None, *found, *[None] * (count - len(found)))

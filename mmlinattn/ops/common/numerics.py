@@ -1,6 +1,7 @@
 """Numerical helpers of the operators: dtypes, chunks of tokens, tracing."""
 
 import functools
+import threading
 from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Dict, List, Optional
 
@@ -14,7 +15,12 @@ Half = Optional[torch.dtype]  # the result of factor_dtype
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for half types, the dtype itself otherwise."""
+    """Return float32 for half types, the dtype itself otherwise.
+
+    Example:
+        >>> accumulation_dtype(torch.float16)
+        torch.float32
+    """
     return torch.float32 if dtype in HALF_TYPES else dtype
 
 
@@ -105,6 +111,12 @@ def no_autocast(x: Tensor, tracing: Optional[bool] = None) -> ContextManager:
     """Return a context that disables autocast on the device of ``x``.
 
     ``tracing`` is the result of :func:`is_tracing`, if the caller knows it.
+
+    Example:
+        >>> x = torch.ones(2, 2)
+        >>> with torch.autocast('cpu', torch.bfloat16), no_autocast(x):
+        ...     (x @ x).dtype
+        torch.float32
     """
     tracing = is_tracing() if tracing is None else tracing
     if x.is_meta or not (tracing or torch.is_autocast_enabled(x.device.type)):
@@ -228,7 +240,8 @@ def constant(
     """Return ``build(*args, device)``, from a cache except while operations are recorded.
 
     Building a table of a few numbers takes several kernels, in every layer and step. Arguments are
-    hashable. Callers must not change the result.
+    hashable. Callers must not change the result. The cache keeps at least the last 16 results, and
+    up to 256 of together 64 MiB.
     """
     tracing = is_tracing() if tracing is None else tracing
     if tracing or has_dispatch_mode() or device.type == 'meta':
@@ -240,15 +253,18 @@ def constant(
             return build(*args, device)
         # Outside of inference mode: training may use the table later.
         with torch.inference_mode(False), torch.no_grad():
-            found = _CONSTANTS[key] = build(*args, device)
-        if len(_CONSTANTS) > _MOST_CONSTANTS:
-            _CONSTANTS.pop(next(iter(_CONSTANTS)), None)
+            found = build(*args, device)
+        with _LOCK:
+            _CONSTANTS[key] = found
+            while len(_CONSTANTS) > _MOST_CONSTANTS or (
+                len(_CONSTANTS) > 16 and sum(x.nbytes for x in _CONSTANTS.values()) > _MOST_BYTES
+            ):
+                _CONSTANTS.pop(next(iter(_CONSTANTS)))  # the oldest one
     return found
 
 
-# The oldest ones are dropped.
 _CONSTANTS: Dict[tuple, Tensor] = {}
-_MOST_CONSTANTS = 64
+_MOST_CONSTANTS, _MOST_BYTES, _LOCK = 256, 2**26, threading.Lock()
 
 
 def is_tracing() -> bool:

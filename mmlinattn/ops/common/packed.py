@@ -27,8 +27,8 @@ class PackedShapes:
 
     Example:
         >>> packed = PackedShapes([(2, 3), (1, 4)])
-        >>> packed.lengths, packed.num_tokens, packed.cu_seqlens()
-        ((6, 4), 10, tensor([ 0,  6, 10], dtype=torch.int32))
+        >>> packed.lengths, packed.num_tokens
+        ((6, 4), 10)
     """
 
     hw_shapes: Sequence[Tuple[int, int]]
@@ -46,39 +46,6 @@ class PackedShapes:
             raise ValueError(f'num_extra_tokens must be an integer of at least 0, got {extra!r}')
         object.__setattr__(self, 'hw_shapes', shapes)
 
-    @classmethod
-    def from_cu_seqlens(
-        cls, cu_seqlens: Tensor, hw_shapes: Optional[Sequence[Tuple[int, int]]] = None
-    ) -> 'PackedShapes':
-        """Return the shapes of sequences given by their boundaries, as FlashAttention has them.
-
-        The numbers are copied to the host: call it once per batch, not in every layer. They are
-        int32 or int64 (B + 1,): 0, then the end of each image. Maps are (1, N) by default.
-
-        Raises:
-            TypeError: ``cu_seqlens`` is no tensor of integers.
-            ValueError: it does not start at 0 or does not increase, or the maps do not fit.
-
-        Example:
-            >>> PackedShapes.from_cu_seqlens(torch.tensor([0, 6, 10], dtype=torch.int32)).hw_shapes
-            ((1, 6), (1, 4))
-        """
-        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-            kind = getattr(cu_seqlens, 'dtype', type(cu_seqlens).__name__)
-            raise TypeError(f'cu_seqlens must be an int32 or int64 tensor, got {kind}')
-        lengths = cu_seqlens.diff().tolist() if cu_seqlens.dim() == 1 else []
-        ends = cu_seqlens.tolist()
-        if not lengths or ends[0] != 0 or min(lengths) < 1:
-            shape = 'shape (B + 1,), start at 0 and increase (no empty image)'
-            raise ValueError(f'cu_seqlens must have {shape}, got {ends}')
-        packed = cls([(1, length) for length in lengths] if hw_shapes is None else hw_shapes)
-        if list(packed.lengths) != lengths:
-            raise ValueError(
-                f'hw_shapes={list(packed.hw_shapes)} have {list(packed.lengths)} positions, but '
-                f'cu_seqlens has images of {lengths} tokens'
-            )
-        return packed
-
     @property
     def lengths(self) -> Tuple[int, ...]:
         """Number of tokens of each image, E + H * W."""
@@ -89,14 +56,6 @@ class PackedShapes:
     def num_tokens(self) -> int:
         """Number of tokens of all images, T."""
         return sum(self.lengths)
-
-    def cu_seqlens(self, device: Optional[torch.device] = None) -> Tensor:
-        """Return 0 and the end of each image, int32 (B + 1,)."""
-        ends = [0]
-        for length in self.lengths:
-            ends.append(ends[-1] + length)
-        # A copy: the cached tensor is for the kernels alone.
-        return constant(_integers, device or torch.device('cpu'), tuple(ends)).clone()
 
     def table(self, pairs: int, device: Optional[torch.device] = None) -> Tensor:
         """Return what the kernels read of each image, int32 (B, 4).

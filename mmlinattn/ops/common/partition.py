@@ -1,59 +1,27 @@
 """Facts about GPU and tokens that decide launches: supported sizes, chunks of tokens."""
 
 import functools
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from . import launch_table
+from .launch import Launch
 from .launch_table import Config
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_DIM, MAX_DIM = 16, 128
 
 
-class Device(NamedTuple):
-    """Facts about a GPU that decide launches.
-
-    Attributes:
-        name: name of the GPU.
-        architecture: its row of :mod:`.launch_table`.
-        processors: number of multiprocessors.
-        registers: registers of a multiprocessor.
-        shared: shared memory of a multiprocessor, in KiB.
-        shared_per_program: shared memory that a program can have, in KiB.
-        threads: threads of a multiprocessor.
-    """
-
-    name: str
-    architecture: str
-    processors: int
-    registers: int
-    shared: int
-    shared_per_program: int
-    threads: int
-
-
-@functools.cache
-def device_facts(index: int) -> Device:
-    """Return the facts about a CUDA device."""
-    facts: Any = torch.cuda.get_device_properties(index)  # torch does not declare all of them
-    shared = facts.shared_memory_per_block_optin // 1024
+def architecture(device: Any) -> str:
+    """Return the row of :mod:`.launch_table` for a GPU, by the properties that torch knows."""
     # Consumer GPUs of newer architectures have as little shared memory as sm_80, or less.
-    architecture = 'sm_90' if facts.major >= 9 and shared >= 227 else 'sm_80'
-    return Device(
-        facts.name,
-        architecture,
-        facts.multi_processor_count,
-        facts.regs_per_multiprocessor,
-        facts.shared_memory_per_multiprocessor // 1024,
-        shared,
-        facts.max_threads_per_multi_processor,
-    )
+    is_large = device.major >= 9 and device.shared_memory_per_block_optin >= 227 * 1024
+    return 'sm_90' if is_large else 'sm_80'
 
 
-class LaunchPlan(NamedTuple):
+class Partition(NamedTuple):
     """Partition of the tokens between the programs of a kernel.
 
     Attributes:
@@ -67,7 +35,7 @@ class LaunchPlan(NamedTuple):
     splits: int
 
 
-def plan(name: str, q: 'Tokens', heads: int, num_tokens: int, num_anchors: int = 0) -> LaunchPlan:
+def split_tokens(name: str, x: 'Tokens', num_anchors: int = 0) -> Partition:
     """Choose chunks so that the programs that fit on the device share the tokens.
 
     At least four blocks per program, because each program writes its sums. In the interpreter two
@@ -75,42 +43,43 @@ def plan(name: str, q: 'Tokens', heads: int, num_tokens: int, num_anchors: int =
 
     Args:
         name: kernel of :mod:`.launch_table`.
-        q: facts about the tokens.
-        heads: number of (image, head) pairs.
-        num_tokens: N.
+        x: facts about the tokens.
         num_anchors: number of anchors, for kernels with anchors.
     """
-    config, device = launch_table.INTERPRETED, None
-    if q.device_index is not None:
-        device = device_facts(q.device_index)
-        found = launch_table.find(device.architecture, name, q.dtype, q.dim, num_anchors)
+    if x.device_index is None:
+        config = launch_table.INTERPRETED
+        chunk = 2 * config.block
+    else:
+        device = torch.cuda.get_device_properties(x.device_index)
+        found = launch_table.find(architecture(device), name, x.dtype, x.dim, num_anchors)
         assert found is not None, name  # unsupported_tokens has looked it up
         config = found
-    chunk = 2 * config.block
-    if device is not None:
-        programs = max(1, _programs(config, device) * device.processors // heads)
-        chunk = config.block * max(4, -(-num_tokens // (programs * config.block)))
-    return LaunchPlan(config, chunk, -(-num_tokens // chunk))
+        programs = _programs(config, device) * device.multi_processor_count
+        programs = max(1, programs // (x.batch * x.heads))
+        chunk = config.block * max(4, -(-x.num_tokens // (programs * config.block)))
+    return Partition(config, chunk, -(-x.num_tokens // chunk))
 
 
-def _programs(config: Config, device: Device) -> int:
+def _programs(config: Config, device: Any) -> int:
     """Return how many programs of a kernel a multiprocessor runs at once."""
     of_warp = -(-max(config.registers, 16) // 8) * 8 * 32  # registers come in steps of 8
+    shared = device.shared_memory_per_multiprocessor // 1024
     return max(
         1,
         min(
-            device.registers // (of_warp * config.warps),
-            device.shared // (config.shared + 1),  # each program reserves another KiB
-            device.threads // (32 * config.warps),
+            device.regs_per_multiprocessor // (of_warp * config.warps),
+            shared // (config.shared + 1),  # each program reserves another KiB
+            device.max_threads_per_multi_processor // (32 * config.warps),
         ),
     )
 
 
 class Tokens(NamedTuple):
-    """Facts about q, k or v that decide the launches of a call; a key of caches.
+    """Facts about q, k or v that decide the launches of a call.
 
     Attributes:
-        batch, heads, num_tokens, dim: its shape.
+        batch, heads, num_tokens, dim: its shape; of packed images their number, and the most tokens
+            of one.
         strides: its strides.
         dtype: its dtype.
         device_index: index of its CUDA device, None in Triton's interpreter.
@@ -162,6 +131,40 @@ class CallKey(NamedTuple):
         strides = self.strides[place]
         return Tokens(batch, heads, num_tokens, dim, strides, self.dtypes[0], self.device_index)
 
+    def over_tokens(
+        self,
+        name: str,
+        kernel: Any,
+        x: Tokens,
+        strides: Sequence[int],
+        *sizes: float,
+        after: Sequence[float] = (),
+        num_anchors: int = 0,
+        **constants: Any,
+    ) -> Launch:
+        """Return the launch of one program per head and chunk of tokens.
+
+        Args:
+            name: its row of :mod:`.launch_table`.
+            kernel: a function of ``triton.jit``; after its tensors it has ``strides``, the number
+                of heads and of tokens, ``sizes``, the tokens of a chunk, and ``after``.
+            x: the tokens.
+            strides: strides of its tensors.
+            sizes, after: further arguments, before and after the tokens of a chunk.
+            num_anchors: number of anchors, for kernels with anchors.
+            constants: values of its ``constexpr`` parameters, besides D, BD and BN.
+        """
+        config, chunk, splits = split_tokens(name, x, num_anchors)
+        constants.update(D=x.dim, BD=padded(x.dim), BN=config.block)
+        arguments = (*strides, x.heads, x.num_tokens, *sizes, chunk, *after)
+        grid = x.batch * x.heads, splits
+        return Launch(kernel, grid, arguments, constants, config, self.aligned)
+
+
+def padded(size: int) -> int:
+    """Return the padded size of a dimension in a kernel: the next power of 2, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
+
 
 def token_strides(x: Tokens) -> Tuple[int, int, int, int]:
     """Return the strides of a new tensor of :func:`.numerics.token_major`."""
@@ -205,15 +208,14 @@ def _find_unsupported(
         return f'kernels need values as wide as keys, got {value_dim} and {dim}'
     if index < 0:
         return None
-    device = device_facts(index)
+    device: Any = torch.cuda.get_device_properties(index)
+    shared = device.shared_memory_per_block_optin // 1024
     for name in kernels:
-        config = launch_table.find(device.architecture, name, dtype, dim, num_anchors)
+        config = launch_table.find(architecture(device), name, dtype, dim, num_anchors)
         if config is None:
             size = f'head dim {dim}' + f' and {num_anchors} anchors' * bool(num_anchors)
             return f'{name} has no configuration for {device.name}, {dtype}, {size}'
-        if config.shared > device.shared_per_program:
-            return (
-                f'{name} needs {config.shared} KiB of shared memory, {device.name} has '
-                f'{device.shared_per_program}'
-            )
+        if config.shared > shared:
+            needed = f'{config.shared} KiB of shared memory'
+            return f'{name} needs {needed}, {device.name} has {shared}'
     return None

@@ -1,6 +1,6 @@
 """Reduction of the partial sums of a head: one kernel between two passes over the tokens."""
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import triton
 import triton.language as tl
@@ -61,15 +61,9 @@ def _reduce_kernel(
 
 
 def sum_of_chunks(
-    count: int,
-    splits: int,
-    rows: int,
-    cols: int,
-    *,
-    outer: int = 1,
-    size: Optional[tuple] = None,
-    parts: int = 1,
-) -> Launch:
+    count: int, splits: int, rows: int, cols: int, *, outer: int = 1,
+    size: Optional[Tuple[int, int]] = None, parts: int = 1, mode: int = SUM,
+) -> Launch:  # fmt: skip
     """Return the launch that sums chunks, with arguments ``(PARTS, PARTS, PARTS, OUT, OUT2, OUT)``.
 
     Args:
@@ -79,8 +73,17 @@ def sum_of_chunks(
         outer: number of images that are summed.
         size: (m, d) of a sum, ``m <= rows`` and ``d <= cols``; (rows, cols) by default.
         parts: 2 if a chunk has two parts, whose sums are OUT and OUT2.
-    """  # fmt: skip
-    return _launch(SUM, count, outer, splits, parts * rows * cols, rows, cols, size, parts)
+        mode: SUM; the others are those of :func:`mean_of_chunks`.
+    """
+    m, d = size or (rows, cols)
+    chunks = min(CHUNKS, triton.next_power_of_2(outer * splits))
+    columns = min(ELEMENTS // chunks, max(16, triton.next_power_of_2(rows * cols)))
+    constants = dict(ROWS=rows, COLS=cols, M=m, D=d, BS=chunks, BC=columns, MODE=mode)
+    config = Config(block=columns, warps=4, stages=2, registers=0, shared=0)
+    grid = (count, -(-rows * cols // columns), parts)
+    sizes = (outer, count, splits, parts * rows * cols)
+    # All tensors are new, and so aligned.
+    return Launch(_reduce_kernel, grid, sizes, constants, config, True)
 
 
 def mean_of_chunks(scored: bool, count: int, splits: int, rows: int, cols: int) -> Optional[Launch]:
@@ -96,20 +99,5 @@ def mean_of_chunks(scored: bool, count: int, splits: int, rows: int, cols: int) 
         splits: number of chunks of a head.
         rows, cols: shape of a part.
     """
-    if splits == 1:
-        return None
-    return _launch(SOFTMAX if scored else MEAN, count, 1, splits, rows * cols, rows, cols)
-
-
-def _launch(
-    mode: int, count: int, outer: int, splits: int, stride: int, rows: int, cols: int,
-    size: Optional[tuple] = None, parts: int = 1,
-) -> Launch:  # fmt: skip
-    m, d = size or (rows, cols)
-    chunks = min(CHUNKS, triton.next_power_of_2(outer * splits))
-    columns = min(ELEMENTS // chunks, max(16, triton.next_power_of_2(rows * cols)))
-    constants = dict(ROWS=rows, COLS=cols, M=m, D=d, BS=chunks, BC=columns, MODE=mode)
-    config = Config(block=columns, warps=4, stages=2, registers=0, shared=0)
-    grid = (count, -(-rows * cols // columns), parts)
-    # All tensors are new, and so aligned.
-    return Launch(_reduce_kernel, grid, (outer, count, splits, stride), constants, config, True)
+    mode = SOFTMAX if scored else MEAN
+    return None if splits == 1 else sum_of_chunks(count, splits, rows, cols, mode=mode)

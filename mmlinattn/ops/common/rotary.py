@@ -5,18 +5,17 @@ pair.
 """
 
 import math
-import threading
-from collections import OrderedDict
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from .checks import check_hw_shape, check_rotary_dim, check_shared_rotary
-from .numerics import accumulation_dtype, is_capturing, is_tracing
+from .numerics import accumulation_dtype, constant, is_tracing
 from .packed import PackedShapes
 
 Shape = Union[Tuple[int, int], PackedShapes]
+_CPU = torch.device('cpu')
 
 
 class Rotary(NamedTuple):
@@ -55,7 +54,7 @@ class Rotary(NamedTuple):
         d is the number of channels of a rotation, ``num_heads * head_dim``. The flat tables of
         packed images follow each other, see :meth:`.PackedShapes.table`.
         """
-        return _cached(_axes, self, torch.float32, device, None)
+        return self._table(_axes, torch.float32, device, None)
 
     def angles(
         self, dtype: torch.dtype, device: Optional[torch.device] = None, tracing: Any = None
@@ -65,7 +64,16 @@ class Rotary(NamedTuple):
         With ``num_heads`` above 1 they differ between heads: (num_heads, E + N, d / 2, 2).
         A view as complex numbers is valid. The angles are computed in at least float32.
         """
-        return _cached(_angles, self, dtype, device, tracing)
+        return self._table(_angles, dtype, device, tracing)
+
+    def _table(
+        self, build: Callable[..., Tensor], dtype: torch.dtype, device: Any, tracing: Any
+    ) -> Tensor:
+        rotary = self
+        if isinstance(self.hw_shape, list):
+            rotary = self.of_map(tuple(self.hw_shape), self.num_extra_tokens)
+        tracing = self.augment is not None or tracing
+        return constant(build, device or _CPU, rotary, dtype, tracing=tracing)
 
     def images(self) -> 'List[Rotary]':
         """Return the rotary position of each of the packed images."""
@@ -204,43 +212,3 @@ def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) 
     if rotary.num_heads == 1:
         return places
     return places.unflatten(1, (rotary.num_heads, -1)).transpose(0, 1)  # [heads, N, d / 2, 2]
-
-
-# Most recent tables: at least some, more if they are small, as those of packed images.
-_TABLES: 'OrderedDict[tuple, Tensor]' = OrderedDict()
-_MOST_TABLES, _MOST_BYTES = 16, 2**26
-_CPU = torch.device('cpu')
-_kept_bytes, _LOCK = 0, threading.Lock()
-
-
-def _cached(
-    build: Callable[..., Tensor], rotary: Rotary, dtype: torch.dtype, device: Any, tracing: Any
-) -> Tensor:
-    """Return ``build(rotary, dtype, device)``, from the cache if it was built before."""
-    tracing = is_tracing() if tracing is None else tracing
-    if tracing or rotary.augment is not None or torch._C._len_torch_dispatch_stack():
-        return build(rotary, dtype, device)
-    key = (build, rotary, dtype, device or _CPU)
-    try:
-        table = _TABLES.get(key)
-    except TypeError:  # hw_shape is a list
-        rotary = rotary._replace(hw_shape=tuple(rotary.hw_shape))  # type: ignore[arg-type]
-        return _cached(build, rotary, dtype, device, False)
-    if table is None:
-        # Outside of inference mode: training may use the table later.
-        with torch.inference_mode(False), torch.no_grad():
-            table = build(rotary, dtype, device)
-        if not (table.is_meta or is_capturing(table.device)):
-            _keep(key, table)
-    return table
-
-
-def _keep(key: tuple, table: Tensor) -> None:
-    """Add a table to the cache and drop the oldest ones; several threads may call it."""
-    global _kept_bytes
-    with _LOCK:
-        if key not in _TABLES:
-            _TABLES[key] = table
-            _kept_bytes += table.nbytes
-        while len(_TABLES) > _MOST_TABLES and _kept_bytes > _MOST_BYTES:
-            _kept_bytes -= _TABLES.popitem(last=False)[1].nbytes

@@ -5,18 +5,20 @@ import os
 import triton
 import triton.language as tl
 
-FEATURES = {'identity': 0, 'elu+1': 1, 'relu': 2}
+ELU1, RELU = tl.constexpr(1), tl.constexpr(2)
+FEATURES = {'identity': 0, 'elu+1': ELU1.value, 'relu': RELU.value}
 LOWEST = tl.constexpr(-1e30)
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
 
 @triton.jit
 def feature(x, FEATURE: tl.constexpr):
-    if FEATURE == 1:
+    """Compute phi(x), one of FEATURES."""
+    if FEATURE == ELU1:
         # exp2: tl.exp would add instructions for results below 2^-126.
         negative = tl.exp2(tl.minimum(x, 0.0) * 1.4426950408889634)
         x = tl.maximum(x, 0.0) + negative
-    elif FEATURE == 2:
+    elif FEATURE == RELU:
         x = tl.maximum(x, 0.0)
     return x
 
@@ -24,9 +26,9 @@ def feature(x, FEATURE: tl.constexpr):
 @triton.jit
 def scale_by_slope(grad, phi, FEATURE: tl.constexpr):
     """Multiply by the derivative of :func:`feature` where its value is ``phi``."""
-    if FEATURE == 1:
+    if FEATURE == ELU1:
         grad *= tl.minimum(phi, 1.0)
-    elif FEATURE == 2:
+    elif FEATURE == RELU:
         grad = tl.where(phi > 0, grad, 0.0)
     return grad
 
@@ -91,15 +93,16 @@ def add_product(total, a, b, kind: tl.constexpr):
 
 
 @triton.jit
-def rotate(x, cos, sin, ROWS: tl.constexpr, BD: tl.constexpr):
-    """Rotate interleaved pairs of (ROWS, BD) by angles (ROWS, BD / 2); -sin rotates back."""
-    even, odd = tl.split(tl.reshape(x, (ROWS, BD // 2, 2)))
+def rotate(x, cos, sin, BN: tl.constexpr, BD: tl.constexpr):
+    """Rotate interleaved pairs of (BN, BD) by angles (BN, BD / 2); -sin rotates back."""
+    even, odd = tl.split(tl.reshape(x, (BN, BD // 2, 2)))
     turned = tl.join(even * cos - odd * sin, odd * cos + even * sin)
-    return tl.reshape(turned, (ROWS, BD))
+    return tl.reshape(turned, (BN, BD))
 
 
 @triton.jit
 def _within(rows, cols, N, D: tl.constexpr):
+    """Return True for tokens ``rows`` and channels ``cols`` of a (N, D) matrix, (R, C)."""
     inside = rows[:, None] < N
     if cols.shape[0] > D:
         inside = inside & (cols[None, :] < D)
@@ -115,6 +118,7 @@ def load_rows(base, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
 
 @triton.jit
 def store_rows(base, x, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
+    """Store x (R, C) as tokens ``rows`` (R,) of a (N, D) matrix, but nothing outside of it."""
     at = base + rows.to(tl.int64)[:, None] * stride_n + cols[None, :] * stride_d
     tl.store(at, x.to(base.dtype.element_ty), mask=_within(rows, cols, N, D))
 
@@ -156,11 +160,11 @@ def real_tokens(mask, rows, N, HAS_MASK: tl.constexpr):
 
 
 @triton.jit
-def zero_outside(x, real, cols, D: tl.constexpr, FEATURE: tl.constexpr, ROWS: tl.constexpr):
-    """Set phi(x) outside the channels and (ROWS) the real tokens to 0, as phi(0) may be 1."""
-    if ROWS:
+def zero_outside(x, real, cols, D: tl.constexpr, FEATURE: tl.constexpr, MASKED: tl.constexpr):
+    """Set phi(x) outside the channels and (MASKED) the real tokens to 0, as phi(0) may be 1."""
+    if MASKED:
         x = tl.where(real[:, None], x, 0.0)
-    if FEATURE == 1 and cols.shape[0] > D:
+    if FEATURE == ELU1 and cols.shape[0] > D:
         x = tl.where(cols[None, :] < D, x, 0.0)
     return x
 
@@ -188,8 +192,3 @@ def sum_parts(PARTS, splits, cols, stride):
         inside = (at < splits)[:, None]
         total += tl.load(PARTS + at[:, None] * stride + cols[None, :], mask=inside, other=0.0)
     return tl.sum(total, 0)
-
-
-def padded(size: int) -> int:
-    """Return the padded size of a dimension in a kernel: the next power of 2, at least 16."""
-    return max(16, triton.next_power_of_2(size))

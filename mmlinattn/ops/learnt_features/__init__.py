@@ -71,9 +71,7 @@ def adaptive_features(
     tensors = q, k, frequencies, weight, bias
     chosen = choose_backend('adaptive_features', backend, q, _kernels, *tensors)
     if chosen == 'triton':
-        from .triton_kernels import OPERATOR, KernelOptions
-
-        return OPERATOR(KernelOptions(), q, k, *[x.contiguous() for x in tensors[2:]])
+        return _kernels().OPERATOR((), q, k, *[x.contiguous() for x in tensors[2:]])
     return _adaptive_torch(*tensors)  # the definition is the fastest form in torch
 
 

@@ -5,7 +5,7 @@ gradients of the parameters: they are written once for the two chunks.
 """
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import triton
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..common.launch import KernelOperator, Launch
 from ..common.numerics import token_major
-from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.partition import CallKey, token_strides, unsupported_tokens
 from ..common.reduction import sum_of_chunks
-from ..common.triton_helpers import add_product, load_rows, padded, product, rounded, store_rows
+from ..common.triton_helpers import add_product, load_rows, product, rounded, store_rows
 
 KERNELS = ('adaptive', 'adaptive_backward')
 # Beyond, the parameters alone would fill the registers.
@@ -90,6 +90,7 @@ def _map_chunk(
     X, OUT, sxn, sxd, son, sod, high, middle, low, w_sine, w_cosine, bias, start, stop, N,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
+    """Write the features of a chunk of queries or keys."""
     cols = tl.arange(0, BD)
     kind = X.dtype.element_ty
     for first in range(start, stop, BN):
@@ -107,6 +108,7 @@ def _forward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, sob, soh, son, sod, H, N, CHUNK,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, PER_HEAD: tl.constexpr,
 ):  # fmt: skip
+    """Write the features of a chunk of queries and of the same chunk of keys."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     cols = tl.arange(0, BD)
@@ -164,6 +166,7 @@ def _backward_kernel(
     scb, sch, scn, scd, H, N, CHUNK,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, PER_HEAD: tl.constexpr,
 ):  # fmt: skip
+    """Write the gradients of a chunk of queries and keys, and of the parameters over them."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     cols = tl.arange(0, BD)
@@ -200,37 +203,19 @@ def _backward_kernel(
     tl.store(DBIAS + chunk * D + cols, d_bias, mask=cols < D)
 
 
-class KernelOptions(NamedTuple):
-    """Options of the kernels: none."""
-
-
-def _over_tokens(
-    name: str, kernel: Any, key: CallKey, strides: Sequence[int]
-) -> Tuple[Launch, int]:
-    """Return a launch of one program per head and chunk of tokens, and its chunks."""
-    q, per_head = key.tokens(0), len(key.shapes[2]) == 3
-    count = q.batch * q.heads
-    partition = plan(name, q, count, q.num_tokens)
-    launch = Launch(
-        kernel, (count, partition.splits), (*strides, q.heads, q.num_tokens, partition.chunk),
-        dict(D=q.dim, BN=partition.config.block, BD=padded(q.dim), PER_HEAD=per_head),
-        partition.config, key.aligned,
-    )  # fmt: skip
-    return launch, partition.splits
-
-
 @functools.lru_cache(maxsize=1024)
 def _forward_launch(key: CallKey) -> Launch:
     q = key.tokens(0)
     strides = (*q.strides, *key.strides[1], *token_strides(q))
-    return _over_tokens('adaptive', _forward_kernel, key, strides)[0]
+    per_head = len(key.shapes[2]) == 3
+    return key.over_tokens('adaptive', _forward_kernel, q, strides, PER_HEAD=per_head)
 
 
-def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+def forward(options: tuple, *tensors: Any) -> List[Tensor]:
     """Return the features of q and k.
 
     Args:
-        options: none.
+        options: none, an empty tuple.
         tensors: q, k (B, heads, N, d) and the contiguous parameters W1, W2 and b2.
     """
     q, k, *learnt = tensors
@@ -242,14 +227,16 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
 class _BackwardLaunches:
     def __init__(self, key: CallKey) -> None:
         q, (_, k, *_, grad_q, grad_k) = key.tokens(0), key.strides
-        self.tokens, splits = _over_tokens(
-            'adaptive_backward', _backward_kernel, key,
-            (*q.strides, *k, *token_strides(q), *grad_q, *grad_k),
+        per_head = len(key.shapes[2]) == 3
+        self.tokens = key.over_tokens(
+            'adaptive_backward', _backward_kernel, q,
+            (*q.strides, *k, *token_strides(q), *grad_q, *grad_k), PER_HEAD=per_head,
         )  # fmt: skip
-        dim, self.parts = q.dim, (q.batch, q.heads, splits)
+        dim, splits = q.dim, self.tokens.splits
+        self.parts = (q.batch, q.heads, splits)
         self.sizes = ((dim, dim), (dim, 2 * dim), (1, dim))
         # Parameters that the heads share: all heads are images of one.
-        count, outer = (q.heads, q.batch) if len(key.shapes[2]) == 3 else (1, q.batch * q.heads)
+        count, outer = (q.heads, q.batch) if per_head else (1, q.batch * q.heads)
         self.add = [sum_of_chunks(count, splits, *size, outer=outer) for size in self.sizes]
 
 
@@ -257,15 +244,13 @@ _backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
 
 
 def backward(
-    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
+    options: tuple, grads: Sequence[Tensor], tensors: Sequence[Any],
     saved: Sequence[Tensor],
 ) -> Tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients of q, k and the parameters."""
     q, k, *learnt = tensors
-    launches, (dq, dk) = (
-        _backward_launches(CallKey.of(options, *tensors, *grads)),
-        map(token_major, (q, k)),
-    )
+    launches = _backward_launches(CallKey.of(options, *tensors, *grads))
+    dq, dk = token_major(q), token_major(k)
     parts = [q.new_empty((*launches.parts, *size), dtype=torch.float32) for size in launches.sizes]
     frequencies, weight, _ = learnt
     launches.tokens(q, k, frequencies, weight, *saved, *grads, dq, dk, *parts)
@@ -275,11 +260,10 @@ def backward(
     return (dq, dk, *found)
 
 
-def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+def _fake(options: tuple, *tensors: Any) -> List[Tensor]:
     return [token_major(x) for x in tensors[:2] if x is not None]
 
 
 OPERATOR = KernelOperator(
-    forward, backward, _fake, KernelOptions, num_sizes=0, num_outputs=2, num_gradients=5,
-    num_unsaved=0,
+    forward, backward, _fake, tuple, num_sizes=0, num_outputs=2, num_gradients=5, num_unsaved=0,
 )  # fmt: skip

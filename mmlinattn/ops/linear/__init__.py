@@ -69,8 +69,8 @@ def linear_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask, eps, feature_map, rotary, False, None, mean_normaliser, False,
-        _num_keys(k, cross), packed,
+        key_padding_mask, eps, feature_map, rotary, mean_normaliser=mean_normaliser,
+        num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
     return _run('linear_attention', backend, linear_reference, q, k, v, options)
 
@@ -98,7 +98,8 @@ def rala_attention(
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'`` (table 9).
         token_weights: replaces ``a`` (table 10): broadcastable to (B, heads, N), mean 1 over the
             tokens. Ones switch the augmentation of keys and values off.
-        others: see :func:`linear_attention`, also for dtypes and errors.
+        v, rotary, key_padding_mask, eps, cross, packed, backend: see :func:`linear_attention`, also
+            for dtypes and errors.
 
     Returns:
         (B, heads, N, d_v) in the dtype of ``q``.
@@ -110,8 +111,8 @@ def rala_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask, eps, feature_map, rotary, True, token_weights, False, False,
-        _num_keys(k, cross), packed,
+        key_padding_mask, eps, feature_map, rotary, rank_augmented=True,
+        token_weights=token_weights, num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
     return _run('rala_attention', backend, rala_reference, q, k, v, options)
 
@@ -140,7 +141,8 @@ def mala_attention(
         q, k: projected tokens before the feature map, (B, heads, N, d).
         eps: added to the divisor.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'``.
-        others: see :func:`linear_attention`, also for dtypes and errors.
+        v, rotary, key_padding_mask, cross, packed, backend: see :func:`linear_attention`, also for
+            dtypes and errors.
 
     Returns:
         (B, heads, N, d_v) in the dtype of ``v``.
@@ -152,8 +154,8 @@ def mala_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask, eps, feature_map, rotary, False, None, False, True,
-        _num_keys(k, cross), packed,
+        key_padding_mask, eps, feature_map, rotary, magnitude_aware=True,
+        num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
     return _run('mala_attention', backend, mala_reference, q, k, v, options)
 
@@ -199,18 +201,16 @@ def _kernels() -> ModuleType:
 
 
 def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    from .triton_kernels import OPERATOR, KernelOptions
-
-    rotary, packed, kind, axes, images = options.rotary, options.packed, options.kind, None, None
+    kernels, rotary, packed, kind = _kernels(), options.rotary, options.packed, options.kind
+    axes = images = None
     width = longest = 0
     if rotary is not None:
         axes = rotary.axes(q.device)
         width = 0 if packed is not None else rotary.hw_shape[1]  # type: ignore[index]
     if packed is not None:
         images, longest = packed.table(q.shape[3] // 4, q.device), max(packed.lengths)
-    kernel_options = KernelOptions(
+    kernel_options = kernels.KernelOptions(
         width, longest, kind, options.feature_map, float(options.eps),
-        kind != '' or options.mean_normaliser, options.num_keys is not None,
+        mean_normaliser=kind != '' or options.mean_normaliser, cross=options.num_keys is not None,
     )  # fmt: skip
-    mask = options.key_padding_mask
-    return OPERATOR(kernel_options, q, k, v, mask, images, axes)
+    return kernels.OPERATOR(kernel_options, q, k, v, options.key_padding_mask, images, axes)

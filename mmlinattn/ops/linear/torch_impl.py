@@ -89,7 +89,7 @@ class KVState(NamedTuple):
     """Sums over the keys, which the queries multiply, and other means."""
 
     state: Tensor  # S, [B, H, m, d_v]
-    total: Tensor  # z, [B, H, 1, m]
+    z: Tensor  # [B, H, 1, m]
     mean: Any = None  # of phi(q), [B, H, 1, m], if a softmax weights the keys
     log_mass: Any = None  # log of the sum of its weights, [B, H, 1, 1], if it was in chunks
     values: Any = None  # mean of v, [B, H, 1, d_v], for MALA
@@ -222,21 +222,21 @@ def _attend_whole(
     if options.rotary is not None:
         angles = options.rotary.angles(dtype, q.device, tracing)
     if weight is None:
-        total = k.sum(2, keepdim=True)  # [B, H, 1, m]
+        z = k.sum(2, keepdim=True)  # [B, H, 1, m]
     else:
-        total, k = weight @ k, k * weight[..., 0, :, None]
+        z, k = weight @ k, k * weight[..., 0, :, None]
     state = (k if angles is None else turn(k, angles, False, tracing)).transpose(-2, -1) @ v
     del k  # its memory is still in the cache
     if options.magnitude_aware:
         count = _count(v, mask)
         values = (v.sum(2, keepdim=True) if weight is None else weight @ v) / count
-        state, total = state / count, total / count
+        state, z = state / count, z / count
     # A product of one row: with one column it takes 2 to 8 times as long on a CPU.
-    norm = (total @ q.transpose(-2, -1))[..., 0, :, None]
+    norm = (z @ q.transpose(-2, -1))[..., 0, :, None]
     q = q if angles is None else turn(q, angles, False, tracing)
     out = _normalise(q @ state, norm, values, _eps(q, options, dtype), q.shape[-1], tracing)
     out = out if dtype == out_dtype else out.to(out_dtype)
-    return out, KVState(state, total, mean, None, values)
+    return out, KVState(state, z, mean, None, values)
 
 
 def _normalise(
@@ -246,10 +246,10 @@ def _normalise(
     # In place without autograd: fresh memory costs as much as the product.
     if values is None:
         return out / (norm + eps) if tracing else out.div_(norm.add_(eps))
-    gain, z = _gain(norm, dim, eps)
+    gain, z_i = _gain(norm, dim, eps)
     if tracing:
-        return out * gain - z * values
-    return out.mul_(gain).addcmul_(z, values, value=-1)
+        return out * gain - z_i * values
+    return out.mul_(gain).addcmul_(z_i, values, value=-1)
 
 
 def _kv_state(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> KVState:
@@ -259,7 +259,7 @@ def _kv_state(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> KVState:
     if call.options.scored:
         mean, softmax = _mean_query(call, q), OnlineSoftmax()
     state: Any = None  # a tensor after the first chunk
-    total: Any = None
+    z: Any = None
     sum_values: Any = None
     for chunk in call.key_chunks:
         features, values = call.features(k, chunk), chunk_of(v, chunk, half or call.dtype)
@@ -269,7 +269,7 @@ def _kv_state(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> KVState:
             weight = call.given_weight(chunk)
         else:
             weight, fade = softmax.add(_scores(features, mean, half), call.padding(chunk))
-        total = _faded_sum(total, fade, call.sum(weight, features))
+        z = _faded_sum(z, fade, call.sum(weight, features))
         if weight is not None:
             features = features * weight.mT
         if means:
@@ -277,13 +277,13 @@ def _kv_state(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> KVState:
         state = _faded_sum(state, fade, product(call.turn(features, chunk).mT, values, half))
     if means:
         count = _count(k, call.mask)
-        return KVState(state / count, total / count, values=sum_values / count)
+        return KVState(state / count, z / count, values=sum_values / count)
     if softmax is not None:
         share = softmax.share()
-        return KVState(state * share, total * share, mean, softmax.log_mass())
+        return KVState(state * share, z * share, mean, softmax.log_mass())
     if half is not None:
-        state, total = state * call.scale, total * call.scale
-    return KVState(state, total)
+        state, z = state * call.scale, z * call.scale
+    return KVState(state, z)
 
 
 def _faded_sum(before: Optional[Tensor], fade: Optional[Tensor], part: Tensor) -> Tensor:
@@ -308,7 +308,7 @@ def _output(call: _Call, q: Tensor, sums: KVState, out_dtype: torch.dtype) -> Te
     out = token_major(q, sums.state.shape[-1], out_dtype)
     for chunk in call.chunks:
         features = call.features(q, chunk)
-        norm = _normaliser(features, sums.total, half)
+        norm = _norm(features, sums.z, half)
         part = product(call.turn(features, chunk), sums.state, half)
         if sums.values is None:  # rounded to half in the same pass
             torch.div(part, norm.add_(eps), out=out[:, :, chunk])
@@ -317,10 +317,10 @@ def _output(call: _Call, q: Tensor, sums: KVState, out_dtype: torch.dtype) -> Te
     return out
 
 
-def _normaliser(features: Tensor, total: Tensor, half: Half) -> Tensor:
+def _norm(features: Tensor, z: Tensor, half: Half) -> Tensor:
     """Return ``phi(q_i) . z``, (B, heads, n, 1)."""
     # A product of one row: with one column it takes 2 to 8 times as long on a CPU.
-    return product(total, features.mT, half).mT
+    return product(z, features.mT, half).mT
 
 
 def _query_gradients(call: _Call, grad: Tensor, q: Tensor, sums: KVState) -> Tuple[Tensor, KVState]:
@@ -332,19 +332,19 @@ def _query_gradients(call: _Call, grad: Tensor, q: Tensor, sums: KVState) -> Tup
     of_sums = half if call.options.rotary is not None else None
     dq: Any = None
     d_state: Any = None
-    d_total: Any = None
+    d_z: Any = None
     d_values: Any = None
     for chunk in call.chunks:
         features, grads = call.features(q, chunk), chunk_of(grad, chunk, half or call.dtype)
         wide = features if of_sums else features.to(call.dtype)
-        norm = _normaliser(wide, sums.total, of_sums)
+        norm = _norm(wide, sums.z, of_sums)
         turned = call.turn(features, chunk)
         # Before the factors, which can leave float16.
         d_turned = product(grads if of_sums else grads.to(call.dtype), state, of_sums)
         if means:
-            gain, z = _gain(norm, q.shape[-1], eps)
-            d_values = _faded_sum(d_values, None, -product(z.mT, grads, half))
-            d_norm = (turned * d_turned).sum(-1, keepdim=True) * (scale / (z + eps)).square()
+            gain, z_i = _gain(norm, q.shape[-1], eps)
+            d_values = _faded_sum(d_values, None, -product(z_i.mT, grads, half))
+            d_norm = (turned * d_turned).sum(-1, keepdim=True) * (scale / (z_i + eps)).square()
             d_norm = -d_norm - scale * product(sums.values, grads.mT, half).mT
             turned, d_turned = turned * gain, d_turned.mul_(gain)
         else:
@@ -352,10 +352,10 @@ def _query_gradients(call: _Call, grad: Tensor, q: Tensor, sums: KVState) -> Tup
             turned, d_turned = turned / norm, d_turned.div_(norm)
             d_norm = -(turned * d_turned).sum(-1, keepdim=True)
         d_state = _faded_sum(d_state, None, product(turned.mT, grads, half))
-        d_total = _faded_sum(d_total, None, product(d_norm.mT, features, half))
-        d_features = call.turn(d_turned, chunk, back=True) + d_norm * sums.total
+        d_z = _faded_sum(d_z, None, product(d_norm.mT, features, half))
+        d_features = call.turn(d_turned, chunk, back=True) + d_norm * sums.z
         dq = put_chunk(dq, chunk, call.gradient(features, d_features), q)
-    return dq, KVState(d_state, d_total, values=d_values)
+    return dq, KVState(d_state, d_z, values=d_values)
 
 
 def _key_gradients(
@@ -363,19 +363,19 @@ def _key_gradients(
 ) -> Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
     """Return gradients of keys, values, given weights and mean query."""
     half, scale, options = call.half, k.shape[-1] ** -0.5, call.options
-    d_state, d_total, d_values = d_sums.state, d_sums.total, d_sums.values
+    d_state, d_z, d_values = d_sums.state, d_sums.z, d_sums.values
     d_weights = None if options.token_weights is None else torch.empty_like(options.token_weights)
     if options.magnitude_aware:
         count = _count(k, call.mask)
-        d_state, d_total, d_values = d_state / count, d_total / count, d_values / count
+        d_state, d_z, d_values = d_state / count, d_z / count, d_values / count
     elif half is not None:
-        d_state, d_total = d_state * call.scale, d_total * call.scale
+        d_state, d_z = d_state * call.scale, d_z * call.scale
     d_mean = delta = None
     if options.scored:
         d_mean = torch.zeros_like(sums.mean)
         # sum_j w_j dw_j of the softmax gradient, in closed form.
         delta = (d_state * sums.state).sum((-2, -1), keepdim=True)
-        delta = delta + (d_total * sums.total).sum(-1, keepdim=True)
+        delta = delta + (d_z * sums.z).sum(-1, keepdim=True)
     # Weights of one softmax need all keys: a dispatch mode of the forward pass alone makes one
     # chunk there and several here.
     single = options.scored and sums.log_mass is None
@@ -395,7 +395,7 @@ def _key_gradients(
         d_value = product(call.turn(features, chunk), d_state, half)
         if d_values is not None:
             d_value += d_values
-        d_features = call.turn(product(values, d_state.mT, half), chunk, back=True) + d_total
+        d_features = call.turn(product(values, d_state.mT, half), chunk, back=True) + d_z
         if weight is not None:
             weight = weight.mT  # [B, H, n, 1]
             d_value *= weight
@@ -416,8 +416,8 @@ def _key_gradients(
 def _gain(norm: Tensor, dim: int, eps: Any) -> Tuple[Tensor, Tensor]:
     """Return the factor of MALA's product and ``z_i``, (B, heads, n, 1), of phi(q_i) . z."""
     scale = dim**-0.5
-    z = scale * norm
-    return scale * (1 + (z + eps).reciprocal()), z
+    z_i = scale * norm
+    return scale * (1 + (z_i + eps).reciprocal()), z_i
 
 
 def _add_mean_gradient(call: _Call, dq: Tensor, q: Tensor, d_mean: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Kernels of linear attention, RALA and MALA.
 
 With the sums S and z of :mod:`..common.kv_state` the output is
-``rot(phi(q_i)) S / (phi(q_i) . z + eps)``; MALA's (``ROWS == 2``) is
-``gain_i rot(phi(q_i)) S - s phi(q_i) . z mean(v)``. Normalised sums keep float16 in
+``rot(phi(q_i)) S / (phi(q_i) . z + eps)``; MALA's, whose state has the mean value
+as a second extra row, is ``gain_i rot(phi(q_i)) S - z_i mean(v)``. Normalised sums keep float16 in
 range. Gradients of sums are divided by the square root of the number of tokens, which keeps them in
 range for any signs. Each program processes a chunk of tokens of one head. RALA and MALA have their
 own rows in :mod:`..common.launch_table` because they need more registers. Launches, by row of the
@@ -26,9 +26,10 @@ from torch import Tensor
 from ..common.kv_state import KVOptions, KVStateLaunches
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.numerics import token_major
-from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.partition import CallKey, padded, token_strides, unsupported_tokens
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
+    ELU1,
     FEATURES,
     add_product,
     add_row_pairs,
@@ -37,7 +38,6 @@ from ..common.triton_helpers import (
     load_angles,
     load_rows,
     packed_image,
-    padded,
     product,
     real_tokens,
     rotate,
@@ -77,7 +77,7 @@ def unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional
 
 @triton.jit
 def _query_mean_kernel(
-    Q, MASK, IMAGES, OUT, COUNT, sqb, sqh, sqn, sqd, H, N, width, CHUNK,
+    Q, MASK, IMAGES, QUERY_SUMS, QUERY_COUNTS, sqb, sqh, sqn, sqd, H, N, width, CHUNK,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -93,30 +93,31 @@ def _query_mean_kernel(
         rows = start + tl.arange(0, BN)
         real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
         x = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-        x = zero_outside(feature(x, FEATURE), real, cols, D, FEATURE, HAS_MASK or FEATURE == 1)
+        x = zero_outside(feature(x, FEATURE), real, cols, D, FEATURE, HAS_MASK or FEATURE == ELU1)
         total = add_rows(total, x)
         count += tl.where(real, 1.0, 0.0)
     at = head * tl.num_programs(1) + split
-    tl.store(OUT + at * BD + cols, tl.sum(total, 0))
-    tl.store(COUNT + at, tl.sum(count, 0))
+    tl.store(QUERY_SUMS + at * BD + cols, tl.sum(total, 0))
+    tl.store(QUERY_COUNTS + at, tl.sum(count, 0))
 
 
 @triton.jit
-def _eps(eps, TOTAL, head, OF_MEAN: tl.constexpr):
+def _eps(eps, MASS, head, OF_MEAN: tl.constexpr):
     """Scale eps to the normalised sums, unless it belongs to a mean, as always in RALA."""
     if not OF_MEAN:
-        eps = eps / tl.load(TOTAL + head)
+        eps = eps / tl.load(MASS + head)
     return eps
 
 
 @triton.jit
 def _query_output_kernel(
-    Q, IMAGES, ANGLES, SUMS, TOTAL, OUT,
+    Q, IMAGES, ANGLES, SUMS, MASS, OUT,
     sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, width, CHUNK, eps, scale,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    OF_MEAN: tl.constexpr, ROTARY: tl.constexpr, ROWS: tl.constexpr,
+    OF_MEAN: tl.constexpr, ROTARY: tl.constexpr, EXTRA_ROWS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
+    """Compute the output of a chunk of queries from S, z and, for MALA, the mean value."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     if PACKED:
@@ -125,36 +126,36 @@ def _query_output_kernel(
         OUT += first * son
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     kind = Q.dtype.element_ty
-    SUMS += head * (BD + ROWS) * BD
+    SUMS += head * (BD + EXTRA_ROWS) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
-    eps = _eps(eps, TOTAL, head, OF_MEAN)
-    if ROWS == 2:
+    eps = _eps(eps, MASS, head, OF_MEAN)
+    if EXTRA_ROWS == 2:
         values = tl.load(SUMS + (BD + 1) * BD + cols)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = feature(load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D), FEATURE)
-        positive = tl.sum(q * z[None, :], 1)  # z and S are 0 outside the channels
+        norm = tl.sum(q * z[None, :], 1)  # z and S are 0 outside the channels
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             q = rotate(q, cos, sin, BN, BD)
         out = product(q, state, kind)
-        if ROWS == 2:
-            size = scale * positive
-            out = out * (scale + scale / (size + eps))[:, None] - size[:, None] * values[None, :]
+        if EXTRA_ROWS == 2:
+            z_i = scale * norm
+            out = out * (scale + scale / (z_i + eps))[:, None] - z_i[:, None] * values[None, :]
         else:
-            out = out * (1 / (positive + eps))[:, None]
+            out = out * (1 / (norm + eps))[:, None]
         store_rows(OUT + b * sob + h * soh, out, rows, cols, son, sod, N, D)
 
 
 @triton.jit
 def _query_backward_kernel(
-    Q, DOUT, MASK, IMAGES, ANGLES, SUMS, TOTAL, DMEAN, DQ, DSUMS,
+    Q, DOUT, MASK, IMAGES, ANGLES, SUMS, MASS, DMEAN, DQ, DSUMS,
     sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, parts,
     eps, scale, root,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
     HAS_MASK: tl.constexpr, ROTARY: tl.constexpr, SCORED: tl.constexpr, OF_MEAN: tl.constexpr,
-    SUM: tl.constexpr, WRITE: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
+    SUM: tl.constexpr, WRITE: tl.constexpr, EXTRA_ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of the state over a chunk (SUM), and of the queries (WRITE)."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -166,11 +167,11 @@ def _query_backward_kernel(
         DQ += first * sxn
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     kind = Q.dtype.element_ty
-    SUMS += head * (BD + ROWS) * BD
+    SUMS += head * (BD + EXTRA_ROWS) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
-    eps = _eps(eps, TOTAL, head, OF_MEAN)
-    if ROWS == 2:
+    eps = _eps(eps, MASS, head, OF_MEAN)
+    if EXTRA_ROWS == 2:
         values, d_values = tl.load(SUMS + (BD + 1) * BD + cols), tl.zeros((BN // 2, BD), tl.float32)
     elif not ROTARY:
         # Gradients of queries depend on differences of values: subtract the common part, which
@@ -186,7 +187,7 @@ def _query_backward_kernel(
         q = feature(load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D), FEATURE)
         # Gradients of tokens outside are 0, and so is what they add to sums.
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-        if SUM and FEATURE == 1 and D < BD:
+        if SUM and FEATURE == ELU1 and D < BD:
             q = tl.where(cols[None, :] < D, q, 0.0)
         # Triton gives all products of a loop the layout of the last one. With fewer than 64 tokens
         # that must be dq, because every warp would compute all rows in the layout of the sums.
@@ -194,9 +195,9 @@ def _query_backward_kernel(
             dq = product(grad, tl.trans(state), kind)
             if SUM:  # 0 outside in both; without the choice Triton computes q in two layouts
                 q = tl.where(rows[:, None] < N, q, dq)
-        positive = tl.sum(q * z[None, :], 1)
-        size = scale * positive
-        gain = scale + scale / (size + eps) if ROWS == 2 else 1 / (positive + eps)
+        norm = tl.sum(q * z[None, :], 1)
+        z_i = scale * norm
+        gain = scale + scale / (z_i + eps) if EXTRA_ROWS == 2 else 1 / (norm + eps)
         turned = q
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
@@ -214,23 +215,23 @@ def _query_backward_kernel(
         # The gradient by the output times the output, before it is divided by the norm. The norm
         # may be as small as eps, and q is then as small: no rounded q is divided by it.
         inner = tl.sum((q if WRITE else turned) * dq, 1)
-        if ROWS == 2:
-            over = scale / (size + eps)
+        if EXTRA_ROWS == 2:
+            over = scale / (z_i + eps)
             d_norm = -inner * over * over - scale * tl.sum(grad * values[None, :], 1)
-            d_values = add_row_pairs(d_values, -size[:, None] * grad)
+            d_values = add_row_pairs(d_values, -z_i[:, None] * grad)
             of_z = d_norm
         else:
             d_norm = -inner * gain
             if not ROTARY:
                 common = tl.sum(grad * shared[None, :], 1)
-                of_z = (d_norm - positive * gain * common) * gain
+                of_z = (d_norm - norm * gain * common) * gain
                 d_norm += eps * gain * common
             else:
                 of_z = d_norm * gain
         if SUM:
             d_z = add_row_pairs(d_z, q * of_z[:, None])
         if WRITE:
-            if ROWS == 2:
+            if EXTRA_ROWS == 2:
                 dq = dq * gain[:, None] + d_norm[:, None] * z[None, :]
             else:
                 dq = (dq + d_norm[:, None] * z[None, :]) * gain[:, None]
@@ -245,19 +246,19 @@ def _query_backward_kernel(
     if SUM:
         d_state, d_z = tl.trans(d_state), tl.sum(d_z, 0)
         at = head * tl.num_programs(1) + split
-        DSUMS += at * (BD + ROWS) * BD
+        DSUMS += at * (BD + EXTRA_ROWS) * BD
         tl.store(DSUMS + cols[:, None] * BD + cols[None, :], d_state / root)
         tl.store(DSUMS + BD * BD + cols, d_z / root)
-        if ROWS == 2:
+        if EXTRA_ROWS == 2:
             tl.store(DSUMS + (BD + 1) * BD + cols, tl.sum(d_values, 0) / root)
 
 
 @triton.jit
 def _key_backward_kernel(
-    K, V, MASK, IMAGES, ANGLES, MEAN, COUNT, TOTAL, SUMS, DSUMS, DK, DV, DMEAN,
+    K, V, MASK, IMAGES, ANGLES, QUERY_MEAN, QUERY_COUNT, MASS, SUMS, DSUMS, DK, DV, DMEAN,
     skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, scale, root,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
-    HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr, ROWS: tl.constexpr,
+    HAS_MASK: tl.constexpr, SCORED: tl.constexpr, ROTARY: tl.constexpr, EXTRA_ROWS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of keys and values, and of the mean query over a chunk."""
@@ -271,16 +272,16 @@ def _key_backward_kernel(
         DV += first * sxn
     cols, pairs = tl.arange(0, BD), tl.arange(0, BD // 2)
     kind = K.dtype.element_ty
-    SUMS += head * (BD + ROWS) * BD
-    DSUMS += head * (BD + ROWS) * BD
+    SUMS += head * (BD + EXTRA_ROWS) * BD
+    DSUMS += head * (BD + EXTRA_ROWS) * BD
     square = cols[:, None] * BD + cols[None, :]
     d_state = tl.load(DSUMS + square)
     d_z = tl.load(DSUMS + BD * BD + cols)
-    total = tl.load(TOTAL + head)
-    if ROWS == 2:
+    mass = tl.load(MASS + head)
+    if EXTRA_ROWS == 2:
         d_values = tl.load(DSUMS + (BD + 1) * BD + cols)
     if SCORED:
-        mean = tl.load(MEAN + head * BD + cols) * scale
+        mean = tl.load(QUERY_MEAN + head * BD + cols) * scale
         # sum_j w_j dw_j of the softmax gradient, in closed form.
         delta = tl.sum(tl.sum(d_state * tl.load(SUMS + square), 1), 0)
         delta += tl.sum(d_z * tl.load(SUMS + BD * BD + cols), 0)
@@ -291,16 +292,16 @@ def _key_backward_kernel(
         k = feature(load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D), FEATURE)
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         if SCORED:
-            weight = tl.exp(tl.minimum(tl.sum(k * mean[None, :], 1) - total, 0.0)) * root
+            weight = tl.exp(tl.minimum(tl.sum(k * mean[None, :], 1) - mass, 0.0)) * root
         else:
-            weight = tl.zeros((BN,), tl.float32) + root / total
+            weight = tl.zeros((BN,), tl.float32) + root / mass
         weight = tl.where(real, weight, 0.0)
         turned = k
         if ROTARY:
             cos, sin = load_angles(ANGLES, rows, pairs, N, width, ROTARY)
             turned = rotate(k, cos, sin, BN, BD)
         dv = product(turned, d_state, kind)
-        if ROWS == 2:
+        if EXTRA_ROWS == 2:
             dv += d_values[None, :]
         dv *= weight[:, None]
         dk = product(v, tl.trans(d_state), kind)
@@ -322,7 +323,7 @@ def _key_backward_kernel(
         store_rows(DK + b * sxb + h * sxh, dk, rows, cols, sxn, sxd, N, D)
         store_rows(DV + b * sxb + h * sxh, dv, rows, cols, sxn, sxd, N, D)
     if SCORED:
-        d_mean = tl.sum(d_mean, 0) * scale / tl.load(COUNT + head)
+        d_mean = tl.sum(d_mean, 0) * scale / tl.load(QUERY_COUNT + head)
         tl.store(DMEAN + (head * tl.num_programs(1) + split) * BD + cols, d_mean)
 
 
@@ -367,42 +368,29 @@ class _ForwardLaunches:
     """Launches of the forward pass."""
 
     def __init__(self, key: CallKey) -> None:
-        q, k, options = key.tokens(0), key.tokens(1), key.options
-        keys, queries = _key_options(key), _query_options(key)
-        batch, heads, num_tokens = queries.extent(q)
-        self.scored, self.heads, self.bd = options.kind == 'rala', (batch, q.heads), padded(q.dim)
-        constants = queries.constants(q)
-        out_strides = token_strides(q)
-        sizes = (q.heads, num_tokens, options.width)
-        partition = plan(keys.name('query_output'), q, heads, num_tokens)
-        self.output = Launch(
-            _query_output_kernel, (heads, partition.splits),
-            (*q.strides, *out_strides, *sizes, partition.chunk, options.eps, q.dim**-0.5),
-            dict(constants, BN=partition.config.block, OF_MEAN=options.mean_normaliser),
-            partition.config, key.aligned,
+        keys, queries, options = _key_options(key), _query_options(key), key.options
+        q, scale = queries.tokens(key.tokens(0)), key.tokens(0).dim ** -0.5
+        self.scored, self.heads, self.bd = options.kind == 'rala', (q.batch, q.heads), padded(q.dim)
+        self.output = key.over_tokens(
+            keys.name('query_output'), _query_output_kernel, q, (*q.strides, *token_strides(q)),
+            options.width, after=(options.eps, scale), **queries.constants(q),
+            OF_MEAN=options.mean_normaliser,
         )  # fmt: skip
         self.splits = 0
         if self.scored:
-            partition = plan('query_mean', q, heads, num_tokens)
-            names = ('D', 'BD', 'FEATURE', 'PACKED')
-            self.mean = Launch(
-                _query_mean_kernel, (heads, partition.splits),
-                (*q.strides, *sizes, partition.chunk),
-                dict(
-                    {name: constants[name] for name in names}, BN=partition.config.block,
-                    HAS_MASK=queries.has_mask,
-                ),
-                partition.config, key.aligned,
+            self.query_mean = key.over_tokens(
+                'query_mean', _query_mean_kernel, q, q.strides, options.width,
+                FEATURE=queries.feature, HAS_MASK=queries.has_mask, PACKED=queries.images > 0,
             )  # fmt: skip
-            self.splits = partition.splits
-        self.kv_state = KVStateLaunches(k, key.strides[2], keys, key.aligned, self.splits)
+            self.splits = self.query_mean.splits
+        self.kv_state = KVStateLaunches(key, keys, self.splits)
 
 
 _forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
 
 
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    """Return the output and the state: sums, total mass; in RALA mean and number of queries.
+    """Return the output and the state: sums, mass; in RALA mean and number of queries.
 
     Args:
         options: options of the kernels.
@@ -411,7 +399,7 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     """
     launches = _forward_launches(CallKey.of(options, *tensors))
     q, k, v, mask, images, axes = tensors
-    real = as_bytes(mask, q)
+    padding = as_bytes(mask, q)
     images, axes = q if images is None else images, q if axes is None else axes
 
     def new(*size: int) -> Tensor:
@@ -420,59 +408,43 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     queries: Sequence[Tensor] = ()
     if launches.scored:
         queries = new(launches.splits, launches.bd), new(launches.splits), new(launches.bd), new()
-        launches.mean(q, q if options.cross else real, images, *queries[:2])
-    sums, total = launches.kv_state(k, v, real, images, axes, queries)
+        launches.query_mean(q, q if options.cross else padding, images, *queries[:2])
+    sums, mass = launches.kv_state(k, v, padding, images, axes, queries)
     out = token_major(q)
-    launches.output(q, images, axes, sums, total, out)
-    return [out, sums, total, *queries[2:]]
+    launches.output(q, images, axes, sums, mass, out)
+    return [out, sums, mass, *queries[2:]]
 
 
 class _BackwardLaunches:
     """Launches of the backward pass."""
 
     def __init__(self, key: CallKey) -> None:
-        q, k, options = key.tokens(0), key.tokens(1), key.options
-        keys, queries = _key_options(key), _query_options(key)
+        keys, queries, options = _key_options(key), _query_options(key), key.options
+        q, k = queries.tokens(key.tokens(0)), keys.tokens(key.tokens(1))
         scored = options.kind == 'rala'
-        batch, heads, num_keys = keys.extent(k)
-        _, _, num_queries = queries.extent(q)
-        bd, rows = padded(k.dim), padded(k.dim) + keys.rows
-        self.scored, self.heads, self.bd, self.rows = scored, (batch, q.heads), bd, rows
+        bd, rows = padded(k.dim), padded(k.dim) + keys.extra_rows
+        self.scored, self.heads, self.bd, self.rows = scored, (k.batch, k.heads), bd, rows
         # Gradients of sums are divided by it, which keeps them in range for any signs.
-        root, scale = num_keys**0.5, k.dim**-0.5
-        out_strides = token_strides(q)
-
-        partition = plan(keys.name('key_backward'), k, heads, num_keys)
-        self.key_splits = partition.splits
-        self.keys = Launch(
-            _key_backward_kernel, (heads, partition.splits),
-            (*k.strides, *key.strides[2], *token_strides(k), k.heads, num_keys, options.width,
-             partition.chunk, scale, root),
-            dict(
-                keys.constants(k), BN=partition.config.block, HAS_MASK=keys.has_mask, SCORED=scored
-            ),
-            partition.config, key.aligned,
+        root, scale = k.num_tokens**0.5, k.dim**-0.5
+        self.keys = key.over_tokens(
+            keys.name('key_backward'), _key_backward_kernel, k,
+            (*k.strides, *key.strides[2], *token_strides(k)), options.width, after=(scale, root),
+            **keys.constants(k), HAS_MASK=keys.has_mask, SCORED=scored,
         )  # fmt: skip
 
-        def over_queries(name: str, adds: bool, writes: bool) -> Tuple[Launch, int]:
-            partition = plan(name, q, heads, num_queries)
-            queries_launch = Launch(
-                _query_backward_kernel, (heads, partition.splits),
-                (*q.strides, *key.strides[6], *out_strides, q.heads, num_queries,
-                 options.width, partition.chunk, self.key_splits, options.eps, scale, root),
-                dict(
-                    queries.constants(q), BN=partition.config.block, HAS_MASK=queries.has_mask,
-                    SCORED=scored, OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes,
-                ),
-                partition.config, key.aligned,
+        def over_queries(name: str, adds: bool, writes: bool) -> Launch:
+            return key.over_tokens(
+                name, _query_backward_kernel, q, (*q.strides, *key.strides[6], *token_strides(q)),
+                options.width, after=(self.keys.splits, options.eps, scale, root),
+                **queries.constants(q), HAS_MASK=queries.has_mask, SCORED=scored,
+                OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes,
             )  # fmt: skip
-            return queries_launch, partition.splits
 
         name = 'rala_query_sums' if scored else keys.name('query_backward')
-        self.queries, self.query_splits = over_queries(name, True, not scored)
-        self.add_sums = sum_of_chunks(heads, self.query_splits, rows, bd)
+        self.query_sums = over_queries(name, True, not scored)
+        self.add_sums = sum_of_chunks(q.batch * q.heads, self.query_sums.splits, rows, bd)
         if scored:
-            self.mean, _ = over_queries('rala_query_backward', False, True)
+            self.query_gradients = over_queries('rala_query_backward', False, True)
 
 
 _backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
@@ -484,28 +456,30 @@ def backward(
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v."""
     (grad,), (q, k, v, mask, images, axes) = grads, tensors
-    sums, total, *scores = saved
+    sums, mass, *scores = saved
     launches = _backward_launches(CallKey.of(options, *tensors, grad))
-    real = as_bytes(mask, q)
-    of_queries = q if options.cross else real
+    padding = as_bytes(mask, q)
+    query_padding = q if options.cross else padding
     images, axes = q if images is None else images, q if axes is None else axes
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
 
     def new(*size: int) -> Tensor:
         return q.new_empty((*launches.heads, *size), dtype=torch.float32)
 
-    parts = new(launches.query_splits, launches.rows, launches.bd)
-    launches.queries(q, grad, of_queries, images, axes, sums, total, q, dq, parts)
+    parts = new(launches.query_sums.splits, launches.rows, launches.bd)
+    launches.query_sums(q, grad, query_padding, images, axes, sums, mass, q, dq, parts)
     d_sums = parts
-    if launches.query_splits > 1:
+    if launches.query_sums.splits > 1:
         d_sums = new(launches.rows, launches.bd)
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
     scored = launches.scored
-    parts = new(launches.key_splits, launches.bd) if scored else d_sums
+    parts = new(launches.keys.splits, launches.bd) if scored else d_sums
     mean, count = scores or (k, k)
-    launches.keys(k, v, real, images, axes, mean, count, total, sums, d_sums, dk, dv, parts)
+    launches.keys(k, v, padding, images, axes, mean, count, mass, sums, d_sums, dk, dv, parts)
     if scored:
-        launches.mean(q, grad, of_queries, images, axes, sums, total, parts, dq, d_sums)
+        launches.query_gradients(
+            q, grad, query_padding, images, axes, sums, mass, parts, dq, d_sums
+        )
     return dq, dk, dv
 
 

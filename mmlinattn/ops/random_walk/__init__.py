@@ -1,5 +1,6 @@
 """Attention through anchors: random walk graph kernel attention and Nystrom attention."""
 
+from numbers import Real
 from types import ModuleType
 from typing import Optional
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from ...utils import check_integer
 from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
-from .options import WalkOptions, check_walk
+from .anchor_solver import Walk
 from .reference import nystrom_reference, random_walk_reference
 from .torch_impl import nystrom_torch, random_walk_torch
 
@@ -71,17 +72,15 @@ def random_walk_attention(
     check_qkv(q, k, v, key_padding_mask, cross)
     check_walk(decay, steps)
     check_anchors(q, anchors_q=anchors_q, anchors_k=anchors_k)
-    options = WalkOptions(decay, steps, key_padding_mask, cross)
+    options = Walk(float(decay), steps)
     tensors = q, k, v, anchors_q, anchors_k
-    chosen = choose_backend('random_walk_attention', backend, q, _kernels, tensors, options)
+    chosen = choose_backend('random_walk_attention', backend, q, _kernels, tensors, cross)
     if chosen == 'triton':
-        from .triton_kernels import OPERATOR, KernelOptions
-
         # The kernels round anchors to the dtype of q.
         anchors_q, anchors_k = anchors_q.contiguous(), anchors_k.to(anchors_q.dtype).contiguous()
-        kernel_options = KernelOptions(float(decay), steps)
-        return OPERATOR(kernel_options, q, k, v, anchors_q, anchors_k, key_padding_mask)
-    return (random_walk_torch if chosen == 'torch' else random_walk_reference)(*tensors, options)
+        return _kernels().OPERATOR(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
+    form = random_walk_torch if chosen == 'torch' else random_walk_reference
+    return form(*tensors, options, key_padding_mask, cross)
 
 
 def _kernels() -> ModuleType:
@@ -133,6 +132,16 @@ def nystrom_attention(
     chosen = choose_backend('nystrom_attention', backend, q)
     form = nystrom_reference if chosen == 'reference' else nystrom_torch
     return form(q, k, v, landmarks_q, landmarks_k, iterations, key_padding_mask)
+
+
+def check_walk(decay: float, steps: Optional[int]) -> None:
+    """Raise ValueError or TypeError unless the options of a random walk are valid."""
+    if not isinstance(decay, Real) or not 0 < decay < 1:
+        raise ValueError(f'decay must be in (0, 1), got {decay!r}')
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+        raise TypeError(f'steps must be None or an integer, got {steps!r}')
+    if steps is not None and steps < 1:
+        raise ValueError(f'steps must be None or at least 1, got {steps}')
 
 
 def check_anchors(q: Tensor, **both: Tensor) -> None:

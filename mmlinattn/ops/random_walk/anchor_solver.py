@@ -1,16 +1,22 @@
 """Solvers on the M x M matrices between anchors: random walks and pseudo-inverses."""
 
 import math
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from .options import WalkOptions
+
+class Walk(NamedTuple):
+    """Decay of a random walk, and its largest number of steps or None."""
+
+    decay: float
+    steps: Optional[int]
 
 
-def solve_walk(state: Tensor, transition: Tensor, options: WalkOptions) -> Tensor:
+def solve_walk(state: Tensor, transition: Tensor, options: Walk) -> Tensor:
     """Apply all steps after the first one to ``G_K v``, by ``G_K G_Q``, and the normaliser."""
-    decay, steps = options.decay, options.steps
+    decay, steps = options
     if steps == 1:
         return state
     walk = decay * transition

@@ -4,21 +4,21 @@ import torch
 from torch import Tensor
 
 from ..common.numerics import Mask, masked_softmax
-from .anchor_solver import iterative_pinv
-from .options import WalkOptions
+from .anchor_solver import Walk, iterative_pinv
 
 
 def random_walk_reference(
-    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: Walk,
+    mask: Mask, cross: bool,
+) -> Tensor:  # fmt: skip
     """Compute :func:`mmlinattn.ops.random_walk_attention` by its N x N transition."""
-    decay, steps, mask = options.decay, options.steps, options.key_padding_mask
+    decay, steps = options
     mask = None if mask is None else mask[:, None, None]  # [B, 1, 1, N]
     anchors_q, anchors_k = anchors_q.to(q.dtype), anchors_k.to(q.dtype)
     g_q = (q @ anchors_k.transpose(-2, -1)).softmax(-1)  # [B, H, N, M]
     g_k = masked_softmax(anchors_q @ k.transpose(-2, -1), mask)  # [B, H, M, N]
     first = transition = g_q @ g_k  # [B, H, N, N]
-    if options.cross:
+    if cross:
         transition = (k @ anchors_k.transpose(-2, -1)).softmax(-1) @ g_k  # between the keys
     if steps is None:
         identity = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)

@@ -34,18 +34,18 @@ from ..common.numerics import (
     token_major,
 )
 from ..common.online_softmax import OnlineSoftmax
-from .anchor_solver import iterative_pinv, solve_walk
-from .options import WalkOptions
+from .anchor_solver import Walk, iterative_pinv, solve_walk
 
 
 def random_walk_torch(
-    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: WalkOptions
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, options: Walk,
+    mask: Mask, cross: bool,
+) -> Tensor:  # fmt: skip
     """Compute :func:`mmlinattn.ops.random_walk_attention`."""
     # Half precision would lose the terms of small decays, and the first decimal of logits near 60.
-    dtype, tracing, mask = accumulation_dtype(q.dtype), is_tracing(), options.key_padding_mask
+    dtype, tracing = accumulation_dtype(q.dtype), is_tracing()
     anchors_q, anchors_k = anchors_q.to(dtype), anchors_k.to(dtype)
-    walkers, count = k if options.cross else q, anchors_q.shape[-2]
+    walkers, count = k if cross else q, anchors_q.shape[-2]
     small = tracing or (factor_dtype(q) is None and fits_cache(q, count) and fits_cache(k, count))
     with no_autocast(q, tracing):
         # Counters see the products of large maps, so that costs of all sizes compare.

@@ -11,7 +11,7 @@ tokens in one pass. It recomputes both softmaxes. Sums over tokens are written o
 """
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import triton
@@ -20,13 +20,19 @@ from torch import Tensor
 
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.numerics import needs_gradient, token_major
-from ..common.partition import MAX_DIM, CallKey, plan, token_strides, unsupported_tokens
+from ..common.partition import (
+    MAX_DIM,
+    CallKey,
+    padded,
+    split_tokens,
+    token_strides,
+    unsupported_tokens,
+)
 from ..common.reduction import mean_of_chunks, sum_of_chunks
 from ..common.triton_helpers import (
     LOWEST,
     add_product,
     load_rows,
-    padded,
     product,
     product_across,
     real_tokens,
@@ -34,8 +40,7 @@ from ..common.triton_helpers import (
     store_rows,
     transposed,
 )
-from .anchor_solver import series_factors
-from .options import WalkOptions
+from .anchor_solver import Walk, series_factors
 
 FORWARD = ('anchor_state', 'anchor_solver', 'anchor_output')
 # Up to so many chunks the solver adds them itself, which saves a launch.
@@ -43,10 +48,10 @@ FEW_CHUNKS = 8
 KERNELS = (*FORWARD, 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward')
 
 
-def unsupported_reason(tensors: Tuple[Tensor, ...], options: WalkOptions) -> Optional[str]:
+def unsupported_reason(tensors: Tuple[Tensor, ...], cross: bool) -> Optional[str]:
     """Return why the kernels cannot serve the call, or None if they can."""
     num_anchors = tensors[3].shape[-2]
-    if options.cross:
+    if cross:
         return 'cross-attention through anchors has no kernel'
     if num_anchors > MAX_DIM:
         return f'kernels support at most {MAX_DIM} anchors, got {num_anchors}'
@@ -229,6 +234,7 @@ def _output_kernel(
     Q, AK, X, OUT, sqb, sqh, sqn, sqd, sob, soh, son, sod, sak, H, N, CHUNK,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
+    """Compute ``G_Q X`` for a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -337,13 +343,6 @@ def _backward_kernel(
     tl.store(DANCHORS + BM * BD, d_anchors_k)
 
 
-class KernelOptions(NamedTuple):
-    """Options of the kernels: decay of the walk, and its largest number of steps or None."""
-
-    decay: float
-    steps: Optional[int]
-
-
 class _Launches:
     """Sizes that the launches of both passes share."""
 
@@ -355,26 +354,19 @@ class _Launches:
         self.has_transition = options.steps != 1
         self.own_anchors = len(anchors) == 4  # else all images share them
         self.image_stride = q.heads * self.num_anchors * q.dim if self.own_anchors else 0
-        self.square = dict(BD=self.bd, BM=self.bm)
-        self.blocks = dict(self.square, D=q.dim, M=self.num_anchors)
         self.flags = dict(HAS_MASK=key.shapes[5] is not None, HAS_TRANSITION=self.has_transition)
         # Loop bounds: 0 where unused, because Triton would compile a constant 1 in.
         factors = series_factors(options.decay, torch.float32) if options.steps is None else 0
         self.walk = (options.decay, options.steps or 0, factors)
 
     def over_tokens(
-        self, name: str, kernel: Any, strides: Sequence[int], *sizes: float, **flags: bool
-    ) -> Tuple[Launch, int]:
-        """Return a launch of one program per head and chunk of tokens, and its chunks."""
-        q = self.q
-        partition = plan(name, q, self.count, q.num_tokens, self.num_anchors)
-        launch = Launch(
-            kernel, (self.count, partition.splits),
-            (*strides, q.heads, q.num_tokens, partition.chunk, *sizes),
-            dict(self.blocks, BN=partition.config.block, **flags), partition.config,
-            self.key.aligned,
+        self, name: str, kernel: Any, strides: Sequence[int], *after: float, **flags: bool
+    ) -> Launch:
+        """Return a launch of one program per head and chunk of tokens."""
+        return self.key.over_tokens(
+            name, kernel, self.q, strides, after=after, num_anchors=self.num_anchors,
+            M=self.num_anchors, BM=self.bm, **flags,
         )  # fmt: skip
-        return launch, partition.splits
 
     def few(self, splits: int) -> bool:
         """Return True if a solver adds the chunks; it has no registers for many anchors' sums."""
@@ -382,8 +374,8 @@ class _Launches:
 
     def between_anchors(self, name: str, kernel, splits: int, **flags: bool) -> Launch:
         """Return a launch of one program per head, which adds ``splits`` chunks."""
-        config = plan(name, self.q, self.count, 1, self.num_anchors).config
-        constants = dict(self.square, ENDLESS=self.key.options.steps is None, **flags)
+        config = split_tokens(name, self.q, self.num_anchors).config
+        constants = dict(BD=self.bd, BM=self.bm, ENDLESS=self.key.options.steps is None, **flags)
         return Launch(kernel, (self.count,), (*self.walk, splits), constants, config, True)
 
 
@@ -392,20 +384,21 @@ class _ForwardLaunches(_Launches):
         super().__init__(key)
         q, (_, k_strides, v_strides, *_) = self.q, key.strides
         images = (self.image_stride, self.image_stride)
-        self.state, self.splits = self.over_tokens(
+        self.state = self.over_tokens(
             'anchor_state', _state_kernel, (*q.strides, *k_strides, *v_strides, *images),
             **self.flags,
         )  # fmt: skip
         self.cols = self.bd + self.bm if self.has_transition else self.bd
-        self.solver_adds = self.has_transition and self.few(self.splits)
+        splits = self.state.splits
+        solver_adds = self.has_transition and self.few(splits)
         self.reduce = None
-        if not self.solver_adds:
-            self.reduce = mean_of_chunks(True, self.count, self.splits, self.bm, self.cols)
+        if not solver_adds:
+            self.reduce = mean_of_chunks(True, self.count, splits, self.bm, self.cols)
         if self.has_transition:
             self.solve = self.between_anchors(
-                'anchor_solver', _solver_kernel, self.splits, ADD=self.solver_adds
+                'anchor_solver', _solver_kernel, splits, ADD=solver_adds
             )
-        self.output, _ = self.over_tokens(
+        self.output = self.over_tokens(
             'anchor_output', _output_kernel, (*q.strides, *token_strides(q), images[0])
         )
 
@@ -413,7 +406,7 @@ class _ForwardLaunches(_Launches):
 _forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
 
 
-def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+def forward(options: Walk, *tensors: Any) -> List[Tensor]:
     """Run the forward pass.
 
     Args:
@@ -432,8 +425,8 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     def new(*size: int) -> Tensor:
         return q.new_empty((*launches.heads, *size), dtype=torch.float32)
 
-    parts, splits = new(launches.splits, bm, cols), launches.splits
-    top, mass = new(splits, bm), new(splits, bm)
+    splits = launches.state.splits
+    parts, top, mass = new(splits, bm, cols), new(splits, bm), new(splits, bm)
     launches.state(q, k, v, anchors_q, anchors_k, as_bytes(mask, q), parts, top, mass)
     if splits == 1:  # one chunk, which the kernel has normalised
         sums, lse = parts.squeeze(2), mass.squeeze(2)
@@ -455,10 +448,10 @@ class _BackwardLaunches(_Launches):
         super().__init__(key)
         q, image = self.q, self.image_stride
         _, k_strides, v_strides, *_, grad_strides = key.strides
-        self.output, self.output_splits = self.over_tokens(
+        self.output = self.over_tokens(
             'anchor_output_backward', _output_backward_kernel, (*q.strides, *grad_strides, image)
         )
-        splits = self.output_splits
+        splits = self.output.splits
         self.add_x = None
         if splits > 1 and not self.few(splits):
             self.add_x = sum_of_chunks(self.count, splits, self.bm, self.bd)
@@ -466,15 +459,15 @@ class _BackwardLaunches(_Launches):
             'anchor_solver_backward', _solver_backward_kernel, splits,
             HAS_TRANSITION=self.has_transition, ADD=self.few(splits),
         )  # fmt: skip
-        self.tokens, self.splits = self.over_tokens(
+        self.tokens = self.over_tokens(
             'anchor_backward', _backward_kernel,
             (*q.strides, *k_strides, *v_strides, *grad_strides, *token_strides(q), image, image),
             q.num_tokens**0.5, **self.flags,
         )  # fmt: skip
         count, outer = (self.count, 1) if self.own_anchors else (q.heads, q.batch)
         self.add_anchors = sum_of_chunks(
-            count, self.splits, self.bm, self.bd, outer=outer, size=(self.num_anchors, q.dim),
-            parts=2,
+            count, self.tokens.splits, self.bm, self.bd, outer=outer,
+            size=(self.num_anchors, q.dim), parts=2,
         )  # fmt: skip
 
 
@@ -482,7 +475,7 @@ _backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
 
 
 def backward(
-    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
+    options: Walk, grads: Sequence[Tensor], tensors: Sequence[Any],
     saved: Sequence[Tensor],
 ) -> Tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients of q, k, v and both anchors."""
@@ -494,7 +487,7 @@ def backward(
     def new(*size: int) -> Tensor:
         return q.new_empty((*launches.heads, *size), dtype=torch.float32)
 
-    dx = parts = new(launches.output_splits, bm, bd)
+    dx = parts = new(launches.output.splits, bm, bd)
     launches.output(q, anchors_k, grad, parts)
     if launches.add_x is not None:
         dx = new(bm, bd)
@@ -505,7 +498,7 @@ def backward(
         x = sums
     launches.solve(sums, x, dx, ds, dw, delta)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    parts = new(launches.splits, 2, bm, bd)
+    parts = new(launches.tokens.splits, 2, bm, bd)
     launches.tokens(
         q, k, v, anchors_q, anchors_k, as_bytes(mask, q), grad, x, lse, delta, ds, dw, dq, dk, dv,
         parts,
@@ -515,7 +508,7 @@ def backward(
     return dq, dk, dv, d_anchors_q, d_anchors_k
 
 
-def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
+def _fake(options: Walk, *tensors: Any) -> List[Tensor]:
     q, anchors = tensors[0], tensors[3]
     batch, heads, _, dim = q.shape
     bd, bm, has_transition = padded(dim), padded(anchors.shape[-2]), options.steps != 1
@@ -525,4 +518,4 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     return [token_major(q), sums, sums.new_empty((batch, heads, bm)), x]
 
 
-OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=0, num_gradients=5)
+OPERATOR = KernelOperator(forward, backward, _fake, Walk, num_sizes=0, num_gradients=5)

@@ -8,8 +8,8 @@ from torch import Tensor
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import check_backend as check_operator_backend
 from ..common.dispatch import choose_backend
-from ..common.numerics import is_exporting
-from .options import RippleOptions, check_groups
+from ..common.numerics import Mask, is_exporting
+from .groups import RippleOptions, check_groups
 from .reference import ripple_reference, softmax_ripple_reference
 from .rows import ripple_rows
 from .sat import ripple_sat
@@ -90,22 +90,21 @@ def ripple_attention(
         torch.Size([2, 4, 30, 16])
     """
     check_groups(groups, backend)
+    hw_shape = _check(q, k, v, weights, hw_shape, key_padding_mask)
     options = RippleOptions(hw_shape, groups, key_padding_mask, eps)
-    options = _checked(q, k, v, weights, options)
     chosen = choose_backend(
         'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
     )
     if chosen == 'triton':
-        from .triton_kernels import OPERATOR, KernelOptions
-
-        kernel_options = KernelOptions(*options.hw_shape, float(eps))
-        return OPERATOR(kernel_options, q, k, v, weights, key_padding_mask)
+        kernels = _kernels()
+        kernel_options = kernels.KernelOptions(*hw_shape, float(eps))
+        return kernels.OPERATOR(kernel_options, q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
     if is_exporting():  # plain operations with the same result
         return ripple_rows(q, k, v, weights, options)
     if chosen == 'torch':
-        chosen = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], options.hw_shape, groups)
+        chosen = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], hw_shape, groups)
     return (ripple_tile if chosen == 'tile' else ripple_sat)(q, k, v, weights, options)
 
 
@@ -148,19 +147,19 @@ def softmax_ripple_attention(
         torch.Size([2, 4, 30, 16])
     """
     check_groups(groups, backend)
-    options = RippleOptions(hw_shape, groups, key_padding_mask, 0.0)
-    options = _checked(q, k, v, weights, options)
+    hw_shape = _check(q, k, v, weights, hw_shape, key_padding_mask)
+    options = RippleOptions(hw_shape, groups, key_padding_mask)
     backend = choose_backend('softmax_ripple_attention', backend, q)
     attend = softmax_ripple_reference if backend == 'reference' else softmax_ripple
     return attend(q, k, v, weights, options)
 
 
-def _checked(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
-) -> RippleOptions:
-    """Check the arguments and return the options with (H, W) as integers."""
-    check_qkv(q, k, v, options.key_padding_mask)
-    hw_shape = check_hw_shape(q.shape[2], options.hw_shape, 'q')
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, hw_shape: Tuple[int, int], mask: Mask
+) -> Tuple[int, int]:
+    """Check the arguments and return (H, W) as integers."""
+    check_qkv(q, k, v, mask)
+    hw_shape = check_hw_shape(q.shape[2], hw_shape, 'q')
     if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or not weights.shape[3]:
         raise ValueError(
             f'weights must have shape (B, heads, N, R + 1) = '
@@ -169,7 +168,7 @@ def _checked(
     if not weights.is_floating_point() or weights.device != q.device:
         found = f'{weights.dtype} on {weights.device}'
         raise ValueError(f'weights must be floats on {q.device}, got {found}')
-    return RippleOptions(hw_shape, options.groups, options.key_padding_mask, options.eps)
+    return hw_shape
 
 
 def check_backend(backend: str, groups: str) -> None:

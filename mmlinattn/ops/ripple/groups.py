@@ -1,12 +1,35 @@
 """Vicinal groups: sets of distances that share a spatial weight."""
 
-from typing import Any, List, Optional, Sequence
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from ..common.numerics import is_static
-from .options import RippleOptions
+
+GROUPS = ('chebyshev', 'log')
+
+
+@dataclass(frozen=True)
+class RippleOptions:
+    """Options of :func:`mmlinattn.ops.ripple_attention`."""
+
+    hw_shape: Tuple[int, int]
+    groups: str
+    key_padding_mask: Optional[Tensor]
+    eps: float = 0.0
+
+
+def check_groups(groups: str, backend: str) -> None:
+    """Raise ValueError unless the groups are known and ``backend`` supports them."""
+    if groups not in GROUPS:
+        raise ValueError(f'groups must be one of {GROUPS}, got {groups!r}')
+    if backend == 'tile' and groups != 'chebyshev':
+        raise ValueError(
+            f"backend='tile' needs groups='chebyshev', got {groups!r}: logarithmic groups reach "
+            "over halos as large as the map; use backend='sat'"
+        )
 
 
 def group_radii(max_distance: int, groups: str) -> List[int]:

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from .groups import weight_pairs
-from .options import RippleOptions
+from .groups import RippleOptions, weight_pairs
 
 
 def ripple_reference(

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.numerics import accumulation_dtype, is_static, no_autocast, zero_padding
-from .groups import axis_distance, drop_empty_last, group_radii
-from .options import RippleOptions
+from .groups import RippleOptions, axis_distance, drop_empty_last, group_radii
 
 PIECE = 8  # queries
 # Number of rows around a query above which a graph of dynamic size has too many operations.

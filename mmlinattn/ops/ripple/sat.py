@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..common.first_derivative import first_derivative_only
 from ..common.numerics import accumulation_dtype, no_autocast, zero_padding
-from .groups import drop_empty_last, group_radii
-from .options import RippleOptions
+from .groups import RippleOptions, drop_empty_last, group_radii
 
 
 def ripple_sat(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, options: RippleOptions) -> Tensor:

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.numerics import accumulation_dtype, is_exporting
-from .groups import weight_pairs
-from .options import RippleOptions
+from .groups import RippleOptions, weight_pairs
 
 
 def softmax_ripple(

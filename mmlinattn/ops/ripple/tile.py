@@ -24,8 +24,7 @@ from ..common.numerics import (
     no_autocast,
     zero_padding,
 )
-from .groups import axis_distance, chebyshev_distance, drop_empty_last
-from .options import RippleOptions
+from .groups import RippleOptions, axis_distance, chebyshev_distance, drop_empty_last
 
 # Tokens per tile along each axis, the fastest on a CPU of (1, 8) to (4, 8) and (2, 8) to (2, 16).
 TILE = (2, 8)

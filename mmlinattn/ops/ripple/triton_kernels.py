@@ -23,19 +23,24 @@ from ..common.kv_state import KVOptions, KVStateLaunches
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.launch_table import Config
 from ..common.numerics import token_major
-from ..common.partition import CallKey, plan, token_strides, unsupported_tokens
+from ..common.partition import (
+    CallKey,
+    padded,
+    split_tokens,
+    token_strides,
+    unsupported_tokens,
+)
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     add_product,
     load_rows,
-    padded,
     product,
     product_across,
     real_tokens,
     store_rows,
     transposed,
 )
-from .options import RippleOptions
+from .groups import RippleOptions
 
 KERNELS = (
     'kv_state', 'ripple', 'ripple_query_backward', 'ripple_far_backward', 'ripple_key_backward',
@@ -112,6 +117,7 @@ def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr
 
 @triton.jit
 def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexpr):
+    """Load the weights of tokens as float32 (tokens, groups), 0 outside."""
     tokens = tokens.to(tl.int64)
     inside = (tokens < N)[:, None] & ((groups >= 0) & (groups < size))[None, :]
     at = base + tokens[:, None] * stride_n + groups[None, :] * stride_r
@@ -161,13 +167,14 @@ def _box_kernel(MASK, BOX, N, height, width, CHUNK, BN: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, OUT, NORM,
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, MASS, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
     BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
+    """Compute the output of a tile of queries, and their normalisers."""
     head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -193,7 +200,7 @@ def _forward_kernel(
     SUMS += head * (BD + 1) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
-    mass = tl.load(COUNT + head)
+    mass = tl.load(MASS + head)
     total = total * (1 / mass) + product(q, state, kind) * far[:, None]
     norm = (norm + eps / scale) / mass + tl.sum(q * z[None, :], 1) * far
     store_rows(OUT + b * sxb + h * sxh, total * (1 / norm)[:, None], rows, cols, sxn, sxd, N, D)
@@ -212,7 +219,7 @@ def _shared_value(SUMS, BD: tl.constexpr):
 
 @triton.jit
 def _query_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, COUNT, NORM, DOUT, DQ, DWEIGHT, DNORM,
+    Q, K, V, WEIGHT, BOX, MASK, SUMS, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
@@ -237,7 +244,7 @@ def _query_backward_kernel(
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
     state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
-    mass = tl.load(COUNT + head)
+    mass = tl.load(MASS + head)
     d_shared = tl.sum(grad * shared[None, :], 1)
     d_far = product(grad, transposed(state, kind), kind)
     d_far_z = tl.sum(q * z[None, :], 1)
@@ -280,7 +287,7 @@ def _query_backward_kernel(
 
 @triton.jit
 def _far_backward_kernel(
-    Q, WEIGHT, BOX, COUNT, NORM, DNORM, DOUT, DSUMS,
+    Q, WEIGHT, BOX, MASS, NORM, DNORM, DOUT, DSUMS,
     sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, height, width, CHUNK,
     D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -307,7 +314,7 @@ def _far_backward_kernel(
         d_state = add_product(d_state, tl.trans(q), grad, kind)
         d_z += tl.sum(q * d_norm[:, None], 0)
     # Divided by its root, which keeps the keys' factors in range whatever their signs.
-    root = tl.sqrt(tl.load(COUNT + head))
+    root = tl.sqrt(tl.load(MASS + head))
     DSUMS += (head * tl.num_programs(1) + split) * (BD + 1) * BD
     tl.store(DSUMS + cols[:, None] * BD + cols[None, :], d_state / root)
     tl.store(DSUMS + BD * BD + cols, d_z / root)
@@ -315,13 +322,14 @@ def _far_backward_kernel(
 
 @triton.jit
 def _key_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, COUNT, DK, DV,
+    Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, MASS, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
     BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
+    """Compute gradients of the keys and values of a tile."""
     head, top, left, ky, kx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
@@ -331,7 +339,7 @@ def _key_backward_kernel(
     v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
     DSUMS += head * (BD + 1) * BD
     d_state = tl.load(DSUMS + cols[:, None] * BD + cols[None, :])
-    root = tl.sqrt(tl.load(COUNT + head))
+    root = tl.sqrt(tl.load(MASS + head))
     inverse = 1 / root
     dk = product(v, transposed(d_state, kind), kind)
     dk = (dk + tl.load(DSUMS + BD * BD + cols)[None, :]) * root
@@ -376,22 +384,18 @@ class _Launches:
         reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.columns = triton.next_power_of_2(TILE + 2 * reach)
         self.constants = dict(
-            D=q.dim, BD=self.bd, REACH=reach, BOXES=BOXES, HAS_MASK=key.shapes[4] is not None,
+            REACH=reach, BOXES=BOXES, HAS_MASK=key.shapes[4] is not None,
             # Triton 3.6 cannot compile a gather from two columns.
             BR=max(8, triton.next_power_of_2(num_groups)),
         )  # fmt: skip
 
     def over_tiles(self, name: str, kernel: Any, strides: Sequence[int], *sizes: float) -> Launch:
         """Return a launch of one program per tile."""
-        q = self.q
-        count = q.batch * q.heads
-        config = plan(name, q, count, q.num_tokens).config
-        block = max(config.block, self.columns)
-        constants = dict(self.constants, T=TILE, BX=self.columns, BK=block)
-        return Launch(
-            kernel, (count * self.num_tiles,), (*strides, *self.sizes, *sizes), constants, config,
-            self.key.aligned,
-        )  # fmt: skip
+        config, columns, q = split_tokens(name, self.q).config, self.columns, self.q
+        block = max(config.block, columns)
+        constants = dict(self.constants, D=q.dim, BD=self.bd, T=TILE, BX=columns, BK=block)
+        grid, arguments = (q.batch * q.heads * self.num_tiles,), (*strides, *self.sizes, *sizes)
+        return Launch(kernel, grid, arguments, constants, config, self.key.aligned)
 
 
 class _ForwardLaunches(_Launches):
@@ -399,7 +403,7 @@ class _ForwardLaunches(_Launches):
         super().__init__(key)
         q, (_, k, v, weights, _) = self.q, key.strides
         options = KVOptions(has_mask=key.shapes[4] is not None)
-        self.kv_state = KVStateLaunches(key.tokens(1), v, options, key.aligned)
+        self.kv_state = KVStateLaunches(key, options)
         strides = (*q.strides, *k, *v, *weights, *token_strides(q))
         self.ripple = self.over_tiles('ripple', _forward_kernel, strides, key.options.eps)
         chunk = -(-q.num_tokens // BOXES)
@@ -423,14 +427,14 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
             None.
     """
     q, k, v, weights, mask = tensors
-    launches, real = _forward_launches(CallKey.of(options, *tensors)), as_bytes(mask, q)
+    launches, padding = _forward_launches(CallKey.of(options, *tensors)), as_bytes(mask, q)
     box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
     if mask is not None:
-        launches.box(real, box)
-    sums, total = launches.kv_state(k, v, real, None, None)
+        launches.box(padding, box)
+    sums, mass = launches.kv_state(k, v, padding, None, None)
     out, norm = token_major(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-    launches.ripple(q, k, v, weights, box, real, sums, total, out, norm)
-    return [out, norm, sums, total, box]
+    launches.ripple(q, k, v, weights, box, padding, sums, mass, out, norm)
+    return [out, norm, sums, mass, box]
 
 
 class _BackwardLaunches(_Launches):
@@ -442,15 +446,11 @@ class _BackwardLaunches(_Launches):
             'ripple_query_backward', _query_backward_kernel, strides, key.options.eps
         )
         self.keys = self.over_tiles('ripple_key_backward', _key_backward_kernel, strides)
-        count, name = q.batch * q.heads, 'ripple_far_backward'
-        partition = plan(name, q, count, q.num_tokens)
-        self.far = Launch(
-            _far_backward_kernel, (count, partition.splits),
-            (*q.strides, *weights, *grad, *self.sizes, partition.chunk),
-            dict(self.constants, BN=partition.config.block), partition.config, key.aligned,
+        self.far = key.over_tokens(
+            'ripple_far_backward', _far_backward_kernel, q, (*q.strides, *weights, *grad),
+            *self.sizes[2:], **self.constants,
         )  # fmt: skip
-        self.splits = partition.splits
-        self.add_sums = sum_of_chunks(count, self.splits, self.bd + 1, self.bd)
+        self.add_sums = sum_of_chunks(q.batch * q.heads, self.far.splits, self.bd + 1, self.bd)
 
 
 _backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
@@ -462,20 +462,20 @@ def backward(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and the weights."""
     (grad,), (q, k, v, weights, mask) = grads, tensors
-    norm, sums, count, box = saved
+    norm, sums, mass, box = saved
     launches = _backward_launches(CallKey.of(options, *tensors, grad))
-    real = as_bytes(mask, q)
+    padding = as_bytes(mask, q)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
     d_weights, d_norm = weights.new_empty(weights.shape), torch.empty_like(norm)
-    launches.queries(q, k, v, weights, box, real, sums, count, norm, grad, dq, d_weights, d_norm)
+    launches.queries(q, k, v, weights, box, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
     size = (launches.bd + 1, launches.bd)
-    parts = q.new_empty((*launches.heads, launches.splits, *size), dtype=torch.float32)
-    launches.far(q, weights, box, count, norm, d_norm, grad, parts)
+    parts = q.new_empty((*launches.heads, launches.far.splits, *size), dtype=torch.float32)
+    launches.far(q, weights, box, mass, norm, d_norm, grad, parts)
     d_sums = parts
-    if launches.splits > 1:
+    if launches.far.splits > 1:
         d_sums = q.new_empty((*launches.heads, *size), dtype=torch.float32)
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
-    launches.keys(q, k, v, weights, box, real, norm, d_norm, grad, d_sums, count, dk, dv)
+    launches.keys(q, k, v, weights, box, padding, norm, d_norm, grad, d_sums, mass, dk, dv)
     return dq, dk, dv, d_weights
 
 
@@ -483,9 +483,9 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     q, mask = tensors[0], tensors[4]
     (batch, heads, num_tokens, _), size = q.shape, padded(q.shape[3])
     norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
-    sums, count = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
+    sums, mass = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
     box = q.new_empty(0 if mask is None else (batch, BOXES, 4), dtype=torch.int32)
-    return [token_major(q), norm, sums, count, box]
+    return [token_major(q), norm, sums, mass, box]
 
 
 OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4)
