@@ -80,7 +80,7 @@ def describe_transform(t: Dict[str, Any]) -> str:
     if name == 'LoadClip':
         rate = f' at {t["fps"]} fps' if t.get('fps') else ''
         kind_of = f'of {t["interval"]}{rate}' if t.get('interval') else 'segments'
-        return f'Clip {t["num_frames"]} {kind_of}{"" if t.get("random", True) else " middle"}'
+        return f'Clip {t["num_frames"]} {kind_of} {t.get("place", "random")}'
     if name == 'ResizeClip':
         short = t['short_side']
         text = '-'.join(map(str, short)) if isinstance(short, (list, tuple)) else short
@@ -218,6 +218,8 @@ def heads(cfg: Config) -> Dict[str, Any]:
     facts: Dict[str, Any] = dict(losses=' '.join(sorted(losses(model))))
     if cfg.default_scope == 'mmpretrain':
         facts['label_smoothing'] = model.head.loss.get('label_smooth_val', 0)
+        init = model.head.get('init_cfg') or {}
+        facts['head_init'] = f'{init.get("type")} {init.get("std")}'
     elif cfg.default_scope == 'mmdet':
         test = model.get('test_cfg') or {}
         last = test.get('rcnn', test)
