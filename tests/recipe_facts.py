@@ -257,6 +257,7 @@ def reconstruction(model: Dict[str, Any]) -> Dict[str, Any]:
         commitment=quantizer.commitment,
         codebook=f'{quantizer.num_codes}x{quantizer.code_dims}',
         discriminator=kind(model.discriminator),
+        discriminator_channels=model.discriminator.get('base_channels', 64),
         perceptual=kind(model.perceptual),
         blocks=arch.depth,
         embed_dims=arch.embed_dims,

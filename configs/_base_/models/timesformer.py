@@ -1,6 +1,6 @@
 # TimeSformer of 8 frames at 224 pixels, divided space-time attention.
 # ViT-B/16 of ImageNet-21K, fine-tuned on ImageNet-1K at 224 pixels, as in the release:
-# mmlinattn convert jx_vit_base_p16_224-80ecf9dd.pth checkpoints/vit-b16_in21k-ft-in1k.pth --source vit
+# mmlinattn convert jx_vit_base_p16_224-80ecf9dd.pth FILE --source vit
 pretrained = 'checkpoints/vit-b16_in21k-ft-in1k.pth'
 model = dict(
     type='VideoRecognizer',
