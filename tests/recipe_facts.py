@@ -43,6 +43,7 @@ def describe_transform(t: Dict[str, Any]) -> str:
     """Return a transform and the options that recipes state, in a few words."""
     name = kind(t)
     stretched = '' if t.get('keep_ratio') else ' stretched'
+    pillow = ' by Pillow' if t.get('backend') == 'pillow' else ''
     if name == 'RandomResizedCrop':
         low, high = t.get('crop_ratio_range', (0.08, 1.0))
         scale, mode = size(t['scale']), t.get('interpolation', 'bilinear')
@@ -65,14 +66,16 @@ def describe_transform(t: Dict[str, Any]) -> str:
         low, high = t['ratio_range']
         return f'{name} {size(t["scale"])} x {number(low)}-{number(high)}{stretched}'
     if name == 'RandomChoiceResize':
-        return f'{name} {sides(t["scales"])}{stretched}'
+        return f'{name} {sides(t["scales"])}{stretched}{pillow}'
     if name == 'RandomChoice':
         return f'{name} ' + ' | '.join(', '.join(describe(branch)) for branch in t['transforms'])
     if name == 'Resize':
         scale = t['scale']
         if isinstance(scale, int):
             return f'{name} {scale}x{scale} stretched'
-        return f'{name} {size(scale)} stretched' if stretched else f'{name} {sides([scale])}'
+        return (
+            f'{name} {size(scale)} stretched' if stretched else f'{name} {sides([scale])}{pillow}'
+        )
     if name == 'ResizeEdge':
         return f'{name} {t["scale"]} {t.get("interpolation", "bilinear")}'
     if name == 'CenterCrop':
