@@ -17,8 +17,8 @@ optim_wrapper = dict(
     ),
 )
 param_scheduler = [
-    dict(type='mmlinattn.engine.schedulers.LinearLR', start_factor=5e-4, end=5, lag=0),
-    dict(type='mmlinattn.engine.schedulers.CosineAnnealingLR', eta_min=1e-5, end=300, lag=0),
+    dict(type='mmlinattn.engine.schedulers.LinearLR', start_factor=5e-4, end=5),
+    dict(type='mmlinattn.engine.schedulers.CosineAnnealingLR', eta_min=1e-5, end=300, warmup=5),
 ]
 # MMEngine counts the images of an iteration here, not of a step.
 auto_scale_lr = dict(enable=False, base_batch_size=1024)

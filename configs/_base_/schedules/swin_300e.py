@@ -23,11 +23,12 @@ param_scheduler = [
         lag=1,
         convert_to_iter_based=True,
     ),
-    # The cosine runs under the warm-up, as in the release until its commit 22e57f4.
+    # The cosine counts from the first iteration, as in the release until its commit 22e57f4.
     dict(
         type='mmlinattn.engine.schedulers.CosineAnnealingLR',
         eta_min=1e-5,
         end=300,
+        warmup=20,
         lag=1,
         convert_to_iter_based=True,
     ),
