@@ -189,6 +189,7 @@ def training(cfg: Config, name: str) -> Dict[str, Any]:
         weight_decay=optimizer.get('weight_decay', 0),
         clip_grad_norm=(wrapper.get('clip_grad') or {}).get('max_norm', 'none'),
         mixed_precision=wrapper.type == 'AmpOptimWrapper',
+        mixed_precision_test=bool(cfg.val_cfg.get('fp16') and cfg.test_cfg.get('fp16')),
         loss_scale=wrapper.get('loss_scale', 'dynamic'),
         validation_interval=cfg.train_cfg.val_interval,
         length=f'{epochs} epochs' if epochs else f'{cfg.train_cfg.max_iters} iterations',

@@ -14,3 +14,6 @@ model = dict(
 custom_hooks = [dict(type='ModelEMAHook', momentum=1 - 0.9996**0.25, update_buffers=True)]
 default_hooks = dict(checkpoint=dict(save_best='accuracy/top1_best', rule='greater'))
 train_dataloader = dict(drop_last=True)
+# Its test is in float32.
+val_cfg = dict(fp16=False)
+test_cfg = dict(fp16=False)

@@ -1,6 +1,7 @@
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=1)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
+# The release validates and tests under autocast, too.
+val_cfg = dict(type='ValLoop', fp16=True)
+test_cfg = dict(type='TestLoop', fp16=True)
 
 # DeiT's, as its main.py and engine.py train.
 optim_wrapper = dict(

@@ -1,8 +1,9 @@
 # Swin's release (config.py, optimizer.py, lr_scheduler.py): 20 epochs of warm-up, gradients clipped
 # at 5. Its schedule follows the index of the iteration before: lag=1.
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=1)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
+# The release validates and tests under autocast, too.
+val_cfg = dict(type='ValLoop', fp16=True)
+test_cfg = dict(type='TestLoop', fp16=True)
 
 optim_wrapper = dict(
     type='AmpOptimWrapper',
