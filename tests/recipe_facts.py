@@ -195,6 +195,7 @@ def training(cfg: Config, name: str) -> Dict[str, Any]:
         length=f'{epochs} epochs' if epochs else f'{cfg.train_cfg.max_iters} iterations',
         ema_decay=1 - averages[0].momentum if averages else 'none',
         ema_buffers=bool(averages and averages[0].get('update_buffers')),
+        synchronised_buffers='SyncBuffersHook' in map(kind, cfg.get('custom_hooks', [])),
         repeated_augmentation=repeats,
         drop_last=bool(loader.get('drop_last')),
         save_best=bool(cfg.default_hooks.checkpoint.get('save_best')),
