@@ -194,6 +194,14 @@ def test_every_trained_parameter_is_in_one_group_of_the_optimiser(cfg, model):
     assert {key: found[i] for i, key in trained.items() if found[i] != 1} == {}
 
 
+def test_the_learning_rate_is_for_the_images_of_a_step(name, cfg):
+    """On the GPUs of the name, or on eight, ``--auto-scale-lr`` leaves the rate."""
+    gpus = re.search(r'_(\d+)xb\d+', name)
+    if gpus or '_coco' in name:
+        images = int(gpus[1] if gpus else 8) * cfg.train_dataloader.batch_size
+        assert images == cfg.auto_scale_lr.base_batch_size
+
+
 EPOCH_LENGTH = 100  # iterations, instead of the thousands of the real sets
 
 
