@@ -141,7 +141,8 @@ def model_entry(
         'Config': f'configs/{method}/{name}.py',
         'Metadata': metadata,
     }
-    found = results(paper, data, experiment.get('note', ''))
+    notes = [experiment[key] for key in ('note', 'remark') if key in experiment]
+    found = results(paper, data, '; '.join(notes))
     published = ROOT / 'mmlinattn' / 'weights' / f'{name}.yml'
     if published.exists():
         (ours,) = yaml.safe_load(published.read_text())['Models']
