@@ -51,7 +51,7 @@ COLUMNS = {
     'G of one layer, paper': ['layer_gflops'],
     'rFID (paper)': ['rfid'],
     'top-1 (paper)': ['top1', 'video_top1'],
-    'top-1 (release)': ['top1'],
+    'top-1 (release)': ['top1', 'video_top1'],
     'top-1, ImageNet-V2 (paper)': ['top1_v2'],
     'top-5 (paper)': ['top5'],
     'box AP (paper)': ['box_ap'],
