@@ -43,6 +43,7 @@ def describe_transform(t: Dict[str, Any]) -> str:
     """Return a transform and the options that recipes state, in a few words."""
     name = kind(t)
     stretched = '' if t.get('keep_ratio') else ' stretched'
+    pillow = ' by Pillow' if t.get('backend') == 'pillow' else ''
     if name == 'RandomResizedCrop':
         low, high = t.get('crop_ratio_range', (0.08, 1.0))
         scale, mode = size(t['scale']), t.get('interpolation', 'bilinear')
@@ -65,14 +66,16 @@ def describe_transform(t: Dict[str, Any]) -> str:
         low, high = t['ratio_range']
         return f'{name} {size(t["scale"])} x {number(low)}-{number(high)}{stretched}'
     if name == 'RandomChoiceResize':
-        return f'{name} {sides(t["scales"])}{stretched}'
+        return f'{name} {sides(t["scales"])}{stretched}{pillow}'
     if name == 'RandomChoice':
         return f'{name} ' + ' | '.join(', '.join(describe(branch)) for branch in t['transforms'])
     if name == 'Resize':
         scale = t['scale']
         if isinstance(scale, int):
             return f'{name} {scale}x{scale} stretched'
-        return f'{name} {size(scale)} stretched' if stretched else f'{name} {sides([scale])}'
+        return (
+            f'{name} {size(scale)} stretched' if stretched else f'{name} {sides([scale])}{pillow}'
+        )
     if name == 'ResizeEdge':
         return f'{name} {t["scale"]} {t.get("interpolation", "bilinear")}'
     if name == 'CenterCrop':
@@ -80,7 +83,7 @@ def describe_transform(t: Dict[str, Any]) -> str:
     if name == 'LoadClip':
         rate = f' at {t["fps"]} fps' if t.get('fps') else ''
         kind_of = f'of {t["interval"]}{rate}' if t.get('interval') else 'segments'
-        return f'Clip {t["num_frames"]} {kind_of}{"" if t.get("random", True) else " middle"}'
+        return f'Clip {t["num_frames"]} {kind_of} {t.get("place", "random")}'
     if name == 'ResizeClip':
         short = t['short_side']
         text = '-'.join(map(str, short)) if isinstance(short, (list, tuple)) else short
@@ -186,11 +189,13 @@ def training(cfg: Config, name: str) -> Dict[str, Any]:
         weight_decay=optimizer.get('weight_decay', 0),
         clip_grad_norm=(wrapper.get('clip_grad') or {}).get('max_norm', 'none'),
         mixed_precision=wrapper.type == 'AmpOptimWrapper',
+        mixed_precision_test=bool(cfg.val_cfg.get('fp16') and cfg.test_cfg.get('fp16')),
         loss_scale=wrapper.get('loss_scale', 'dynamic'),
         validation_interval=cfg.train_cfg.val_interval,
         length=f'{epochs} epochs' if epochs else f'{cfg.train_cfg.max_iters} iterations',
         ema_decay=1 - averages[0].momentum if averages else 'none',
         ema_buffers=bool(averages and averages[0].get('update_buffers')),
+        synchronised_buffers='SyncBuffersHook' in map(kind, cfg.get('custom_hooks', [])),
         repeated_augmentation=repeats,
         drop_last=bool(loader.get('drop_last')),
         save_best=bool(cfg.default_hooks.checkpoint.get('save_best')),
@@ -218,6 +223,8 @@ def heads(cfg: Config) -> Dict[str, Any]:
     facts: Dict[str, Any] = dict(losses=' '.join(sorted(losses(model))))
     if cfg.default_scope == 'mmpretrain':
         facts['label_smoothing'] = model.head.loss.get('label_smooth_val', 0)
+        init = model.head.get('init_cfg') or {}
+        facts['head_init'] = f'{init.get("type")} {init.get("std")}'
     elif cfg.default_scope == 'mmdet':
         test = model.get('test_cfg') or {}
         last = test.get('rcnn', test)
@@ -255,6 +262,7 @@ def reconstruction(model: Dict[str, Any]) -> Dict[str, Any]:
         commitment=quantizer.commitment,
         codebook=f'{quantizer.num_codes}x{quantizer.code_dims}',
         discriminator=kind(model.discriminator),
+        discriminator_channels=model.discriminator.get('base_channels', 64),
         perceptual=kind(model.perceptual),
         blocks=arch.depth,
         embed_dims=arch.embed_dims,

@@ -194,6 +194,14 @@ def test_every_trained_parameter_is_in_one_group_of_the_optimiser(cfg, model):
     assert {key: found[i] for i, key in trained.items() if found[i] != 1} == {}
 
 
+def test_the_learning_rate_is_for_the_images_of_a_step(name, cfg):
+    """On the GPUs of the name, or on eight, ``--auto-scale-lr`` leaves the rate."""
+    gpus = re.search(r'_(\d+)xb\d+', name)
+    if gpus or '_coco' in name:
+        images = int(gpus[1] if gpus else 8) * cfg.train_dataloader.batch_size
+        assert images == cfg.auto_scale_lr.base_batch_size
+
+
 EPOCH_LENGTH = 130  # iterations, instead of the thousands of the real sets
 
 
@@ -593,12 +601,10 @@ def test_schedules_of_releases(name, start, lr, floor, warm_up, by_iteration, la
         step = i if by_iteration else i - i % EPOCH_LENGTH
         epoch = max(step - lag, 0) / EPOCH_LENGTH
         if epoch < warm_up:
-            # Under the warm-up the cosine lowers the rates a little, which timm's does not.
-            rate, tolerance = start + (lr - start) * epoch / warm_up, 0.012 if warm_up > 5 else 1e-3
+            rate = start + (lr - start) * epoch / warm_up
         else:
             rate = floor + (lr - floor) * (1 + math.cos(math.pi * epoch / 300)) / 2
-            tolerance = 1e-5 if lag == EPOCH_LENGTH else 1e-3
-        assert found[i] == pytest.approx(rate, rel=tolerance, abs=1e-8), i
+        assert found[i] == pytest.approx(rate, rel=1e-9), i
 
 
 def test_weights_to_start_from_are_those_of_a_config_and_fit(root, name, cfg, model):

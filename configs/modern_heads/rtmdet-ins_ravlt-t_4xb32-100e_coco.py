@@ -33,3 +33,5 @@ param_scheduler = [
 ema, switch = _base_.custom_hooks
 switch = dict(switch, switch_epoch=max_epochs - stage2_epochs)
 custom_hooks = [ema, switch]
+# The images of a step; MMDetection's config has another schedule's 16 here.
+auto_scale_lr = dict(base_batch_size=128)

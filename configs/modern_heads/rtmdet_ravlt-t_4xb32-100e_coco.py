@@ -15,3 +15,5 @@ model = dict(
     ),
     neck=dict(in_channels=[128, 256, 512]),
 )
+# The images of a step; MMDetection's config has another schedule's 16 here.
+auto_scale_lr = dict(base_batch_size=128)

@@ -23,3 +23,5 @@ optim_wrapper = dict(
 param_scheduler = _base_.param_scheduler
 param_scheduler[0].update(start_factor=2e-3)
 auto_scale_lr = dict(base_batch_size=512)
+# The paper reports the best epoch.
+default_hooks = dict(checkpoint=dict(save_best='accuracy/top1'))

@@ -28,8 +28,10 @@ model = dict(
     ),
     head=dict(in_channels=768),
 )
-# Its training is that of Swin in float32.
+# Its training is that of Swin in float32, and so is its test.
 optim_wrapper = dict(type='OptimWrapper')
+val_cfg = dict(fp16=False)
+test_cfg = dict(fp16=False)
 # The published figure is that of the best epoch.
 default_hooks = dict(checkpoint=dict(save_best='accuracy/top1', rule='greater'))
 train_dataloader = dict(drop_last=True)

@@ -11,5 +11,5 @@ model = dict(
         ],
     ),
 )
-# Its README trains with --amp.
+# Its README trains with --amp, which its test leaves out.
 optim_wrapper = dict(type='AmpOptimWrapper')

@@ -15,7 +15,7 @@ model = dict(
         position_std=0.5,
         init_cfg=None,
     ),
-    head=dict(num_classes=4, in_channels=64, topk=(1,)),
+    head=dict(num_classes=4, in_channels=64, topk=(1,), init_cfg=dict(type='Normal', std=0.01)),
 )
 max_epochs = 24
 # From scratch on few clips, positions are learnt ten times as fast as all else.

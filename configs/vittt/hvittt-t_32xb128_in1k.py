@@ -12,4 +12,4 @@ param_scheduler = [
     dict(_base_.param_scheduler[1], eta_min=4e-5),
 ]
 auto_scale_lr = dict(base_batch_size=4096)
-custom_hooks = [dict(_base_.custom_hooks[0], momentum=1 - 0.9996)]
+custom_hooks = [dict(_base_.custom_hooks[0], momentum=1 - 0.9996), *_base_.custom_hooks[1:]]

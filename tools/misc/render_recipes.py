@@ -51,7 +51,7 @@ COLUMNS = {
     'G of one layer, paper': ['layer_gflops'],
     'rFID (paper)': ['rfid'],
     'top-1 (paper)': ['top1', 'video_top1'],
-    'top-1 (release)': ['top1'],
+    'top-1 (release)': ['top1', 'video_top1'],
     'top-1, ImageNet-V2 (paper)': ['top1_v2'],
     'top-5 (paper)': ['top5'],
     'box AP (paper)': ['box_ap'],
@@ -141,7 +141,8 @@ def model_entry(
         'Config': f'configs/{method}/{name}.py',
         'Metadata': metadata,
     }
-    found = results(paper, data, experiment.get('note', ''))
+    notes = [experiment[key] for key in ('note', 'remark') if key in experiment]
+    found = results(paper, data, '; '.join(notes))
     published = ROOT / 'mmlinattn' / 'weights' / f'{name}.yml'
     if published.exists():
         (ours,) = yaml.safe_load(published.read_text())['Models']

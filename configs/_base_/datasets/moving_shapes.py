@@ -15,7 +15,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadClip', num_frames=8, random=False),
+    dict(type='LoadClip', num_frames=8, place='middle'),
     dict(type='CropClip', size=32, mode='center'),
     dict(type='PackInputs'),
 ]

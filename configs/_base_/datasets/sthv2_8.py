@@ -8,7 +8,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadClip', num_frames=8, random=False),
+    dict(type='LoadClip', num_frames=8, place='middle'),
     dict(type='ResizeClip', short_side=224),
     dict(type='CropClip', size=224, mode='three'),
     dict(type='PackInputs'),

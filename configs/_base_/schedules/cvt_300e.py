@@ -7,7 +7,8 @@ test_cfg = dict(type='TestLoop')
 optim_wrapper = dict(
     type='AmpOptimWrapper',
     optimizer=dict(type='AdamW', lr=2e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
-    # A step has 2048 images: two iterations of 8 GPUs x 128.
+    # A step has 2048 images: two iterations of 8 GPUs x 128. A batch norm sees 128; the release has
+    # 256 images on a GPU and one iteration.
     accumulative_counts=2,
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
@@ -17,8 +18,11 @@ optim_wrapper = dict(
     ),
 )
 param_scheduler = [
-    dict(type='mmlinattn.engine.schedulers.LinearLR', start_factor=5e-4, end=5, lag=0),
-    dict(type='mmlinattn.engine.schedulers.CosineAnnealingLR', eta_min=1e-5, end=300, lag=0),
+    dict(type='mmlinattn.engine.schedulers.LinearLR', start_factor=5e-4, end=5),
+    dict(type='mmlinattn.engine.schedulers.CosineAnnealingLR', eta_min=1e-5, end=300, warmup=5),
 ]
 # MMEngine counts the images of an iteration here, not of a step.
 auto_scale_lr = dict(enable=False, base_batch_size=1024)
+# Each GPU has batch norms of its own. The release tests with the statistics of the first one, here
+# with their mean.
+custom_hooks = [dict(type='SyncBuffersHook')]

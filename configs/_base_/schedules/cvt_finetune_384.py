@@ -15,3 +15,6 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', eta_min=0.0, by_epoch=False, begin=500, end=20000),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=512)
+# Each GPU has batch norms of its own. The release tests with the statistics of the first one, here
+# with their mean.
+custom_hooks = [dict(type='SyncBuffersHook')]

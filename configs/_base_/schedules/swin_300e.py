@@ -1,8 +1,9 @@
 # Swin's release (config.py, optimizer.py, lr_scheduler.py): 20 epochs of warm-up, gradients clipped
 # at 5. Its schedule follows the index of the iteration before: lag=1.
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=1)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
+# The release validates and tests under autocast, too.
+val_cfg = dict(type='ValLoop', fp16=True)
+test_cfg = dict(type='TestLoop', fp16=True)
 
 optim_wrapper = dict(
     type='AmpOptimWrapper',
@@ -23,11 +24,12 @@ param_scheduler = [
         lag=1,
         convert_to_iter_based=True,
     ),
-    # The cosine runs under the warm-up, as in the release until its commit 22e57f4.
+    # The cosine counts from the first iteration, as in the release until its commit 22e57f4.
     dict(
         type='mmlinattn.engine.schedulers.CosineAnnealingLR',
         eta_min=1e-5,
         end=300,
+        warmup=20,
         lag=1,
         convert_to_iter_based=True,
     ),

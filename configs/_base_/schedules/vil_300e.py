@@ -1,8 +1,9 @@
 # ViL's release (README, src/config/msvit.yaml, src/optim): rates change by iterations, the cosine
-# runs under the warm-up, biases are decayed, but for that of the head.
+# counts from the first one, biases are decayed, but for that of the head.
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=1)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
+# The release validates and tests under autocast, too.
+val_cfg = dict(type='ValLoop', fp16=True)
+test_cfg = dict(type='TestLoop', fp16=True)
 
 optim_wrapper = dict(
     type='AmpOptimWrapper',
@@ -30,6 +31,7 @@ param_scheduler = [
         type='mmlinattn.engine.schedulers.CosineAnnealingLR',
         eta_min=1e-6,
         end=300,
+        warmup=5,
         convert_to_iter_based=True,
     ),
 ]

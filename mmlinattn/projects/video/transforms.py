@@ -13,6 +13,7 @@ from ...utils import check_integer
 from .pyav import Video
 
 CROPS = ('random', 'center', 'three')
+PLACES = {'random': None, 'start': 0.0, 'middle': 0.5}
 
 
 @TRANSFORMS.register_module()
@@ -27,18 +28,19 @@ class LoadClip(BaseTransform):
     Args:
         num_frames: frames T of the clip.
         interval: frames from one to the next; None for segments.
-        random: random place in the video, or in each segment; False: the middle.
+        place: ``'random'``, ``'start'`` or ``'middle'`` of the video, or of each segment.
         fps: frames per second that ``interval`` counts. None: those of the video.
         backend_args: options of the file backend.
 
     Adds ``img`` (T, H, W, 3) uint8 RGB, ``img_shape`` and ``frame_numbers``, counted from 0.
 
     Raises:
-        ValueError: a number is below 1; the video is unreadable, empty or truncated.
+        ValueError: a number is below 1, ``place`` is unknown; the video is unreadable, empty or
+            truncated.
         ImportError: PyAV is not installed.
 
     Example:
-        >>> LoadClip(num_frames=8, interval=32, random=False).frame_numbers(300).tolist()
+        >>> LoadClip(num_frames=8, interval=32, place='middle').frame_numbers(300).tolist()
         [22, 58, 94, 131, 167, 204, 240, 277]
     """
 
@@ -46,7 +48,7 @@ class LoadClip(BaseTransform):
         self,
         num_frames: int,
         interval: Optional[int] = None,
-        random: bool = True,
+        place: str = 'random',
         fps: Optional[float] = None,
         backend_args: Optional[dict] = None,
     ) -> None:
@@ -54,9 +56,11 @@ class LoadClip(BaseTransform):
         interval = None if interval is None else check_integer('interval', interval)
         if fps is not None and (interval is None or not fps > 0):
             raise ValueError(f'fps must be positive and needs an interval, got {fps=}, {interval=}')
+        if place not in PLACES:
+            raise ValueError(f'place must be one of {tuple(PLACES)}, got {place!r}')
         self.num_frames = num_frames
         self.interval = interval
-        self.random = random
+        self.place = place
         self.fps = fps
         self.backend_args = backend_args
         self._repeat_logged = False
@@ -84,15 +88,15 @@ class LoadClip(BaseTransform):
         """Return the frames to load of a video with ``total`` frames, (T,) int."""
         if total < 1:
             raise ValueError('the video has no frames')
-        count = self.num_frames
+        count, fixed = self.num_frames, PLACES[self.place]
         if self.interval is None:
-            place = np.random.rand(count) if self.random else 0.5
+            place = np.random.rand(count) if fixed is None else fixed
             numbers = (np.arange(count) + place) * total / count
         else:
             # The first and the last frame span count * interval - 1 frames, as in the release.
             span = count * self.interval * (fps / self.fps if fps and self.fps else 1)
             room = max(total - span, 0)
-            start = np.random.rand() * room if self.random else room / 2
+            start = room * (np.random.rand() if fixed is None else fixed)
             numbers = start + np.linspace(0, max(span - 1, 0), count)
         return numbers.astype(int).clip(0, total - 1)
 

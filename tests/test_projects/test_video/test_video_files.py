@@ -54,11 +54,18 @@ def test_decodes_the_frames_that_are_asked_for(film):
     ],
 )
 def test_frames_in_the_middle(options, total, expected):
-    assert LoadClip(random=False, **options).frame_numbers(total).tolist() == expected
+    assert LoadClip(place='middle', **options).frame_numbers(total).tolist() == expected
+
+
+def test_frames_at_the_start():
+    """One clip of TimeSformer's release: start_idx = delta * clip_idx / num_clips is 0."""
+    load = LoadClip(num_frames=4, interval=3, place='start')
+    assert load.frame_numbers(20).tolist() == [0, 3, 7, 11]
+    assert LoadClip(num_frames=3, place='start').frame_numbers(12).tolist() == [0, 4, 8]
 
 
 def test_interval_counts_frames_of_a_rate():
-    load = LoadClip(num_frames=2, interval=10, fps=30, random=False)
+    load = LoadClip(num_frames=2, interval=10, fps=30, place='middle')
     assert load.frame_numbers(100, fps=15.0).tolist() == [45, 54]  # a span of 10 frames
     assert load.frame_numbers(100, fps=30.0).tolist() == [40, 59]
 
@@ -75,7 +82,7 @@ def test_random_frames_stay_in_place():
 def test_short_videos_repeat_frames_and_say_so_once(film, monkeypatch):
     said = []
     monkeypatch.setattr(transforms, 'print_log', lambda text, *_: said.append(text))
-    load, path = LoadClip(8, interval=4, random=False), film(5)
+    load, path = LoadClip(8, interval=4, place='middle'), film(5)
     for _ in range(2):
         out = load(dict(video_path=path))
     assert counted(out['img']) == out['frame_numbers'].tolist() == [0, 4, 4, 4, 4, 4, 4, 4]
@@ -107,7 +114,7 @@ def test_unreadable_videos_are_errors(film, tmp_path):
         Video(str(tmp_path / 'none.mp4'))
     holes = damaged(str(tmp_path / 'holes.mp4'), content.replace(content[60:900], bytes(840)))
     with pytest.raises(ValueError, match='cannot be decoded|truncated|no video'):
-        LoadClip(8, random=False)(dict(video_path=holes))
+        LoadClip(8, place='middle')(dict(video_path=holes))
 
 
 def test_reads_lists_of_mmaction(tmp_path):
@@ -132,7 +139,7 @@ def test_reads_folders_of_frames(tmp_path):
         'frames.txt', dict(video='frames'), data_root=str(tmp_path),
         frame_template='img_{:05}.png',
     )  # fmt: skip
-    out = LoadClip(3, random=False)(data.get_data_info(0))
+    out = LoadClip(3, place='middle')(data.get_data_info(0))
     assert out['gt_label'] == 2 and out['img'][:, 0, 0].tolist() == [
         [80, 0, 0],
         [160, 0, 0],
@@ -193,6 +200,7 @@ def test_resizing_and_flipping():
         (lambda: LoadClip(0), 'num_frames must be a positive integer, got 0'),
         (lambda: LoadClip(8, interval=1.5), 'interval must be .* got 1.5'),
         (lambda: LoadClip(8, fps=30), 'needs an interval'),
+        (lambda: LoadClip(8, place='end'), "place must be one of .* got 'end'"),
         (lambda: ResizeClip((320, 256)), r'got \(320, 256\)'),
         (lambda: CropClip(8, 'five'), "got 'five'"),
         (lambda: FlipClip(2), 'got 2'),
