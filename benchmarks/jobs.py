@@ -67,7 +67,7 @@ class Section:
     Args:
         share: share of the time, relative to the other sections.
         jobs: returns the jobs in order. A row of a failed check has the error under ``'wrong'``.
-        table: returns the arguments of :func:`benchmarks.tables.markdown` for all rows.
+        table: returns the arguments of :func:`benchmarks.report.number_table` for all rows.
         parallel: run jobs side by side, each in a process of its own.
     """
 

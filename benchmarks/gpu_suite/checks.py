@@ -1,6 +1,5 @@
-"""Sections that check correctness, and the registers of the kernels."""
+"""Sections that check correctness."""
 
-import gc
 from functools import partial
 from itertools import product
 from typing import Iterable, List, Sequence, Tuple
@@ -143,36 +142,3 @@ def _large(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]
     for i in (0, -1):
         part, taken = problem.of_head(i, got)
         yield dict(head=i, **part.verdict(taken, part.exact()))
-
-
-def registers(session: Session) -> Jobs:
-    """Return jobs that launch every kernel, forward and backward, and read its registers."""
-    return {
-        f'{name}, {dtype}': [
-            partial(_registers, session, name, (*MIDDLE[:2], dim), dtype) for dim in (64, 32, 128)
-        ]
-        for dtype, name in product(DTYPES, TIMED)
-        if 'triton' in OPERATORS[name].backends
-    }
-
-
-def _registers(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
-    session.needs_gpu()
-    known = set(map(id, _compiled()))
-    _problem(session, name, case, dtype).step('triton')
-    for kernel in _compiled():
-        if id(kernel) not in known:
-            data = kernel.metadata
-            yield dict(
-                operator=name, dtype=dtype, dim=case[2], kernel=data.name, warps=data.num_warps,
-                stages=data.num_stages, shared=data.shared, registers=kernel.n_regs,
-                spilled=kernel.n_spills,
-            )  # fmt: skip
-
-
-def _compiled() -> List:
-    """Return the kernels that this process has compiled and loaded."""
-    from triton.compiler import CompiledKernel
-
-    kernels = [x for x in gc.get_objects() if isinstance(x, CompiledKernel)]
-    return [kernel for kernel in kernels if getattr(kernel, 'n_regs', None) is not None]
