@@ -11,7 +11,6 @@ device or version are run again. The exit code is 1 if a check or a job fails.
 import argparse
 import gc
 import os
-import platform
 import sys
 from functools import partial
 from pathlib import Path
@@ -28,20 +27,16 @@ if 'cpu' in sys.argv or not torch.cuda.is_available():
 from benchmarks import jobs, report
 from benchmarks.baselines import flash_bla
 from benchmarks.gpu_suite import checks, models, speed
-from benchmarks.machine import facts, openmmlab, parse_device, version
+from benchmarks.machine import facts, parse_device, version
 from benchmarks.tables import rows_table
 
 
 def about(session: jobs.Session) -> Iterable[jobs.Row]:
     """Yield versions, device and copy bandwidth."""
-    names = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmdetection', 'mmsegmentation', 'timm')
-    found = {name: openmmlab(name) for name in names if openmmlab(name) != 'not installed'}
-    found['flash_bla'] = 'installed' if flash_bla.installed() else 'not installed'
-    found['Python'], found['CUDA of torch'] = platform.python_version(), str(torch.version.cuda)
+    yield dict(what='flash_bla', value='installed' if flash_bla.installed() else 'not installed')
+    yield dict(what='CUDA of torch', value=str(torch.version.cuda))
     if session.gpu:
-        found['GPU'] = str(torch.cuda.get_device_properties(session.device))
-    for name, value in found.items():
-        yield dict(what=name, value=value)
+        yield dict(what='GPU', value=str(torch.cuda.get_device_properties(session.device)))
     yield dict(what='copy bandwidth, GB/s', value=speed.copy_speed(session) / 1e9)
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -17,24 +16,20 @@ import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 
-from benchmarks.machine import commit, machine, openmmlab
+from benchmarks.machine import commit, machine, versions
 from mmlinattn.checkpoints import load_state_dict, save_checkpoint
 from mmlinattn.utils import write_json, write_text
 
 from .grid import ROOT, Grid, GridError, Run
 
-FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdetection', 'mmsegmentation', 'mmpretrain')
 RECORD = 'record.json'
 _running: Set[subprocess.Popen] = set()
 
 
 def facts() -> dict:
     """Return machine, versions and commit, which are needed to judge and to repeat the result."""
-    found = {name: openmmlab(name) for name in FRAMEWORKS}
-    versions = [f'Python {platform.python_version()}', f'torch {torch.__version__}']
-    versions += [f'{name} {found[name]}' for name in found if found[name] != 'not installed']
     where = machine(torch.device(get_device()))
-    return dict(machine=where, versions=', '.join(versions), commit=commit())
+    return dict(machine=where, versions=versions(), commit=commit())
 
 
 def prepare(grid: Grid) -> None:

@@ -99,7 +99,8 @@ def table(results: Results) -> List[str]:
             lines += [f'## {title(grid, axis, name)}', '']
         for part in _tables(results, {axis: name} if axis else {}):
             lines += [*part, '']
-    return [*lines, *_rates(results), *_gaps(results), '', *_made_with(results)]
+    gaps = _gaps(results)
+    return [*lines, *_rates(results), *gaps, *[''] * bool(gaps), *_made_with(results)]
 
 
 def title(grid: Grid, axis: str, name: str) -> str:
@@ -113,27 +114,28 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
     costs = COSTS if results.costs else ()
     known: Dict[str, Quantity] = {of.name: of for of in (*grid.numbers, *costs)}
     shown = [known[name] for name in grid.page.get('quantities', known) if name in known]
-    names = {name: title(grid, rows, name) for name in grid.axes[rows]}
-    if not columns:
-        body = [
-            [head, *(results.cell(of, **fixed, **{rows: name}) for of in shown)]
-            for name, head in names.items()
+    # Heading, quantity and name on the axis of columns of each column of each table.
+    parts = [[(of.name, of, {}) for of in shown]]
+    if columns:
+        more = [(of.name, of, {}) for of in costs] if len(shown) == 1 else []
+        names = {name: title(grid, columns, name) for name in grid.axes[columns]}
+        parts = [
+            [*((f'{head}, {of.name}', of, {columns: name}) for name, head in names.items()), *more]
+            for of in shown
         ]
-        return [tables.markdown([rows, *(of.name for of in shown)], body)]
-    parts = []
-    for quantity in shown:
-        heads = [f'{title(grid, columns, of)}, {quantity.name}' for of in grid.axes[columns]]
-        body = [
-            [head, *(results.cell(quantity, **fixed, **{rows: name, columns: column})
-                     for column in grid.axes[columns])]
-            for name, head in names.items()
-        ]  # fmt: skip
-        if len(shown) == 1:
-            heads += [of.name for of in costs]
-            for line, name in zip(body, names):
-                line += [results.cell(of, **fixed, **{rows: name}) for of in costs]
-        parts.append(tables.markdown([rows, *heads], body))
-    return parts
+    return [
+        tables.markdown(
+            [rows, *(heading for heading, _, _ in part)],
+            [
+                [
+                    title(grid, rows, name),
+                    *(results.cell(of, **fixed, **{rows: name}, **at) for _, of, at in part),
+                ]
+                for name in grid.axes[rows]
+            ],
+        )
+        for part in parts
+    ]
 
 
 def _rates(results: Results) -> List[str]:
@@ -168,17 +170,13 @@ def _gaps(results: Results) -> List[str]:
 
 
 def _made_with(results: Results) -> List[str]:
-    done = [record for record in results.records.values() if 'metrics' in record]
-    lines = [
-        f'- {len(done)} runs, {sum(of["wall"] for of in done) / 60:.0f} minutes of one process.'
-    ]
-    for fact in ('machine', 'versions') if done else ():
-        lines.append(f'- {fact.capitalize()}: {"; ".join(sorted({of[fact] for of in done}))}.')
-    if done:
-        commits = {of['commit'].removesuffix(CHANGED)[:10] for of in done}
-        changed = sum(CHANGED in of['commit'] for of in done)
+    found = [record['commit'] for record in results.records.values() if 'metrics' in record]
+    lines = []
+    if found:
+        commits = ', '.join(sorted({commit.removesuffix(CHANGED)[:10] for commit in found}))
+        changed = sum(CHANGED in commit for commit in found)
         note = f'; {changed} of the runs with uncommitted changes' if changed else ''
-        lines.append(f'- Commit: {", ".join(sorted(commits))}{note}.')
+        lines.append(f'- Commit: {commits}{note}.')
     if results.costs:
         facts, batch = results.costs['facts'], results.grid.cost['batch']
         lines.append(
@@ -186,18 +184,6 @@ def _made_with(results: Results) -> List[str]:
             f'an idle {facts["machine"]}, commit {facts["commit"][:10]}.'
         )
     return [*lines, f'- Command: `{results.grid.command}`.']
-
-
-def replaced(text: str, grid: Grid, lines: List[str]) -> str:
-    """Return a page with these lines in the place of the study.
-
-    Raises:
-        GridError: the page has no such place, or two.
-    """
-    try:
-        return tables.replaced(text, f'<!-- study: {grid.name} -->', END, lines)
-    except ValueError as error:
-        raise GridError(str(error)) from None
 
 
 def draw(results: Results, folder: Path, prefix: str) -> List[str]:

@@ -15,6 +15,7 @@ import yaml
 
 pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra "cls"')
 
+from benchmarks import tables
 from benchmarks.study import __main__ as program
 from benchmarks.study import execution, results
 from benchmarks.study import grid as grids
@@ -198,6 +199,18 @@ def test_pages_of_docs_are_replaced(tiny, tmp_path, monkeypatch):
     assert 'old' not in text and '| Hydra | 60.0 (1) |' in text and text.endswith('after\n')
     assert (tmp_path / 'images/tiny_ranking.png').is_file()
     assert len(json.loads((tmp_path / 'studies/tiny.json').read_text())['records']) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [path.stem for path in grids.GRIDS.glob('*.yml')])
+def test_pages_show_what_the_committed_records_give(root, tmp_path, name):
+    content = json.loads((root / f'docs/studies/{name}.json').read_text())
+    grid = grids.build(dict(grids.read(grids.GRIDS / f'{name}.yml'), command=content['command']))
+    records = {record['run']: record for record in content['records']}
+    found = results.Results(grid, records, content['refused'], content['costs'])
+    lines = [*results.table(found), *results.draw(found, tmp_path, f'{name}_')]
+    page = (root / 'docs' / grid.page.get('document', 'studies.md')).read_text()
+    assert page == tables.replaced(page, f'<!-- study: {name} -->', results.END, lines)
 
 
 def test_a_linearised_model_has_a_teacher(tiny):
