@@ -61,7 +61,7 @@ def sections(released: Optional[Path]) -> List[jobs.Section]:
     """Return all sections with their shares of the time, the most valuable first."""
     timings = partial(models.timings, released=released)
     return [jobs.Section(*section) for section in (
-        ('machine', 'Machine', 2, lambda session: {'all': [partial(about, session)]}, rows_table),
+        ('machine', 'Machine', 2, lambda session: {'all': partial(about, session)}, rows_table),
         ('correctness', 'Largest errors', 27, checks.correctness, errors, True),
         ('host', 'Calls, batch 1, 8 heads, with the host and as a CUDA graph', 8, speed.host,
          rows_table),

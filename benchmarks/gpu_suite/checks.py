@@ -46,7 +46,7 @@ def correctness(session: Session) -> Jobs:
     """Compare output and gradients of every operator and backend with float64."""
     cases, dtypes = ((TINY,), DTYPES[:0:-1]) if session.tiny else (CASES, DTYPES)
     return {
-        f'{name}, {dtype}, case {cases.index(case)}': [partial(_check, session, name, case, dtype)]
+        f'{name}, {dtype}, case {cases.index(case)}': partial(_check, session, name, case, dtype)
         for case, dtype, name in product(cases, dtypes, OPERATORS)
     }
 
@@ -84,9 +84,9 @@ def robustness(session: Session) -> Jobs:
     if session.tiny:
         plan = [(*job[:3], TINY, two[1]) for job in plan if job[4] == two[1]]
     return {
-        f'{name}, {what}, {dtype}, {case[1][2]}': [
-            partial(_named, what, check, session, name, case, dtype)
-        ]
+        f'{name}, {what}, {dtype}, {case[1][2]}': partial(
+            _named, what, check, session, name, case, dtype
+        )
         for what, check, name, case, dtype in plan
     }
 

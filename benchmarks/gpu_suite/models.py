@@ -90,7 +90,7 @@ def models(session: Session, released: Optional[Path] = None) -> Dict[str, Model
 def timings(session: Session, released: Optional[Path] = None) -> Jobs:
     """Time a training step, and the prediction of one image up to post-processing."""
     found = models(session, released).items()
-    return {name: [partial(_timing, session, name, model)] for name, model in found}
+    return {name: partial(_timing, session, name, model) for name, model in found}
 
 
 def _timing(session: Session, name: str, of: Model) -> Iterable[Row]:

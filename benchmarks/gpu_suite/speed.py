@@ -61,7 +61,8 @@ def copy_speed(session: Session) -> float:
 def host(session: Session) -> Jobs:
     """Time eager calls with the host's work, and the same work as a CUDA graph."""
     counts = (64,) if session.tiny else (1024, 4096, 16384)
-    return {name: [partial(_host, session, name, n) for n in counts] for name in (SDPA, *TIMED)}
+    cases = product((SDPA, *TIMED), counts)
+    return {f'{name}, {n} tokens': partial(_host, session, name, n) for name, n in cases}
 
 
 def _host(session: Session, name: str, tokens: int) -> Iterable[Row]:
@@ -90,8 +91,9 @@ def operators(session: Session) -> Jobs:
         if name == SDPA and size[0] * size[1] * size[2] ** 2 > MAX_PAIRS:
             continue
         rivals += [LIBRARY] * (name in ('linear', 'rala') and flash_bla.installed())
-        title = '{}, {} tokens, B x H {}x{}'.format(name, size[2], *size[:2])
-        jobs[title] = [partial(_operator, session, name, size, rival) for rival in rivals]
+        for rival in rivals:
+            title = f'{name} by {rival}, {size[2]} tokens, B x H {size[0]}x{size[1]}'
+            jobs[title] = partial(_operator, session, name, size, rival)
     return jobs
 
 

@@ -99,7 +99,7 @@ def test_sections_share_the_time_and_a_second_call_resumes(tmp_path, monkeypatch
         yield {'name': name}
 
     def section(name, count) -> jobs.Section:
-        found = {f'{name}{i}': [partial(step, f'{name}{i}')] for i in range(count)}
+        found = {f'{name}{i}': partial(step, f'{name}{i}') for i in range(count)}
         return jobs.Section(name, name, 1, lambda session: dict(found), list)
 
     def call(seconds, key='x') -> list:
@@ -125,8 +125,8 @@ def test_sections_share_the_time_and_a_second_call_resumes(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_jobs_run_side_by_side_and_one_may_break_its_process():
-    good = [partial(list, [{'a': 1}])]
-    run = {'a': good, 'died': [partial(os._exit, 3)], 'unknown': [lambda: []], 'b': good}
+    good = partial(list, [{'a': 1}])
+    run = {'a': good, 'died': partial(os._exit, 3), 'unknown': lambda: [], 'b': good}
     results = dict(jobs._execute(run, 2, math.inf))
     found = {name: (result['state'], result['rows']) for name, result in results.items()}
     assert found['a'] == found['b'] == ('done', [{'a': 1}])
