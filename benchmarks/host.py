@@ -104,7 +104,7 @@ def costs(case: Case, seconds: float) -> tuple:
 
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:
-    return 1e6 * wall(call, lambda: None, seconds)
+    return 1e6 * wall(call, lambda: None, seconds, calls=5)
 
 
 def python_calls(call: Callable[[], object]) -> int:

@@ -206,9 +206,12 @@ def captured(
 
 
 def wall(
-    call: Callable[[], object], synchronize: Callable[[], None], seconds: float = 0.05
+    call: Callable[[], object],
+    synchronize: Callable[[], None],
+    seconds: float = 0.05,
+    calls: int = 10,
 ) -> float:
-    """Return the seconds of a call with the host's work: the median of series of ten calls.
+    """Return the seconds of a call with the host's work: the median of at least three series.
 
     ``torch.utils.benchmark`` imports setuptools, which a GPU machine may lack.
 
@@ -222,12 +225,10 @@ def wall(
     begin = time.perf_counter()
     while len(series) < 3 or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
-        for _ in range(10):
+        for _ in range(calls):
             call()
         synchronize()
-        series.append((time.perf_counter() - start) / 10)
-        if time.perf_counter() - begin > 10 * seconds:  # slow calls
-            break
+        series.append((time.perf_counter() - start) / calls)
     return statistics.median(series)
 
 

@@ -1,7 +1,5 @@
 """Section that times whole models with random weights and images."""
 
-import statistics
-import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -14,6 +12,7 @@ import torch
 from ..baselines.released_ravlt import released_ravlt
 from ..jobs import Jobs, NeedsMore, Row, Session
 from ..machine import ROOT
+from ..measure import wall
 
 
 @dataclass(frozen=True)
@@ -158,16 +157,10 @@ def _measured(what: str, step: Callable[[], object], session: Session) -> Row:
     """Return the milliseconds of a step, with the host, and the peak memory in MiB."""
     for _ in range(1 if session.tiny else 3):
         step()
-    session.synchronize()
     if session.gpu:
         torch.cuda.reset_peak_memory_stats(session.device)
-    seconds = []
-    for _ in range(1 if session.tiny else 6):
-        start = time.perf_counter()
-        step()
-        session.synchronize()
-        seconds.append(time.perf_counter() - start)
-    row: Row = {f'{what}_ms': round(1e3 * statistics.median(seconds), 2)}
+    seconds = wall(step, session.synchronize, 0.0, calls=1 if session.tiny else 2)
+    row: Row = {f'{what}_ms': round(1e3 * seconds, 2)}
     if session.gpu:
         row[f'{what}_mib'] = torch.cuda.max_memory_allocated(session.device) >> 20
     return row

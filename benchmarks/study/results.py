@@ -105,7 +105,7 @@ def table(results: Results) -> List[str]:
 
 def title(grid: Grid, axis: str, name: str) -> str:
     """Return the title of a name on an axis."""
-    return (grid.axes[axis][name] or {}).get('title', name)
+    return grid.axes[axis][name].get('title', name)
 
 
 def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
