@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import List, Sequence
+from typing import List
 
 os.environ['OMP_NUM_THREADS'] = '1'  # before torch, for the costs
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
@@ -28,7 +28,7 @@ from mmlinattn.utils.command_line import unwind_on_sigterm
 
 from . import costs, execution
 from .grid import GRIDS, ROOT, Grid, GridError, Run, build, read, select
-from .results import END, Results, chosen_rates, draw, table
+from .results import END, Results, draw, table
 
 DOCS = ROOT / 'docs'
 
@@ -74,30 +74,31 @@ def main(argv: List[str]) -> int:
     folder = (args.out or ROOT / 'work_dirs/study' / grid.name).resolve()
     execution.prepare(grid)
     print(f'{grid.name}: checking {len(list(grid.points()))} models')
-    refused = grid.check()
+    grid.check()
     failed: List[str] = []
     if args.costs:
-        models = {run.point: run.load() for run in map(grid.run, grid.points())}
-        found = costs.measure({k: cfg for k, cfg in models.items() if k not in refused}, grid.cost)
+        models = map(grid.run, grid.points())
+        configs = {run.point: run.load() for run in models if run.point not in grid.refused}
+        found = costs.measure(configs, grid.cost)
         write_json(folder / 'costs.json', dict(found, facts=execution.facts()), indent=1)
     elif not args.docs:
-        failed = train(grid, refused, folder, args.jobs)
-    found = results(grid, refused, folder)
+        failed = train(grid, folder, args.jobs)
+    shown = results(grid, folder)
     if args.docs:
-        publish(found, DOCS / grid.page.get('document', 'studies.md'))
+        publish(shown, DOCS / grid.page.get('document', 'studies.md'))
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f'# {grid.title}', '', *table(found), *draw(found, folder, '')]
+    lines = [f'# {grid.title}', '', *table(shown), *draw(shown, folder, '')]
     (folder / 'results.md').write_text('\n'.join(lines) + '\n')
     print(*lines, sep='\n')
     print(f'Written: {folder / "results.md"}')
     return int(bool(failed))
 
 
-def train(grid: Grid, refused: Sequence[str], folder: Path, jobs: int) -> List[str]:
+def train(grid: Grid, folder: Path, jobs: int) -> List[str]:
     """Execute the search for learning rates and then all other runs; return those that failed."""
-    failed = execute(_search(grid, refused), folder, jobs, 'learning rates')
-    runs = _runs(grid, refused, folder)
+    failed = execute(grid.searches(), folder, jobs, 'learning rates')
+    runs = results(grid, folder).runs()
     failed += execute([run for run in runs if not run.teacher], folder, jobs, 'runs')
     return failed + execute([run for run in runs if run.teacher], folder, jobs, 'linearised models')
 
@@ -114,22 +115,13 @@ def execute(runs: List[Run], folder: Path, jobs: int, heading: str) -> List[str]
     return failed
 
 
-def _search(grid: Grid, refused: Sequence[str]) -> List[Run]:
-    runs = [run for values in grid.points() for run in grid.search(values)]
-    return [run for run in runs if run.point not in refused]
-
-
-def _runs(grid: Grid, refused: Sequence[str], folder: Path) -> List[Run]:
-    rates = chosen_rates(grid, execution.records(folder, _search(grid, refused)))
-    return [run for run in grid.runs(rates) if run.point not in refused]
-
-
-def results(grid: Grid, refused: dict, folder: Path) -> Results:
+def results(grid: Grid, folder: Path) -> Results:
     """Return what has been recorded with these settings."""
-    runs = [*_search(grid, refused), *_runs(grid, refused, folder)]
     file = folder / 'costs.json'
     measured = json.loads(file.read_text()) if file.is_file() else {}
-    return Results(grid, execution.records(folder, runs), refused, measured)
+    found = Results(grid, execution.records(folder, grid.searches()), measured)
+    found.records.update(execution.records(folder, found.runs()))
+    return found
 
 
 def publish(found: Results, target: Path) -> None:
@@ -147,7 +139,7 @@ def publish(found: Results, target: Path) -> None:
         page = replaced(target.read_text(), f'<!-- study: {grid.name} -->', END, lines)
     except ValueError as error:
         raise GridError(f'{target}: {error}') from None
-    content = dict(command=grid.command, notes=[*grid.notes], refused=found.refused)
+    content = dict(command=grid.command, notes=[*grid.notes], refused=grid.refused)
     content.update(costs=found.costs, records=[*found.records.values()])
     write_json(DOCS / 'studies' / f'{grid.name}.json', content, indent=0)
     target.write_text(page)

@@ -163,6 +163,7 @@ class Grid:
     command: str = ''
 
     def __post_init__(self) -> None:
+        self.refused: Dict[str, str] = {}
         self.cost = {**dict(shape=[224, 224], batch=1, rounds=15), **self.cost}
         self.numbers = [Metric(name, **of) for name, of in self.metrics.items()]
         self.axes = {
@@ -220,6 +221,11 @@ class Grid:
         short.update(required=((CHOOSING, self.numbers[0].key),))
         return [replace(run, options={**run.options, **options}, **short) for run in runs]
 
+    def searches(self) -> List[Run]:
+        """Return the runs that choose the learning rates of all points that are not refused."""
+        runs = [run for values in self.points() for run in self.search(values)]
+        return [run for run in runs if run.point not in self.refused]
+
     def runs(self, rates: Dict[str, float]) -> List[Run]:
         """Return the runs of the result, by seed: early results already allow a comparison.
 
@@ -230,18 +236,19 @@ class Grid:
         found = []
         for values in self.points():
             more = [self.more_seeds.get(axis, {}).get(name, 0) for axis, name in values.items()]
-            rate = rates.get('_'.join(values.values()))
-            if rate or not self.learning_rates:
+            point = '_'.join(values.values())
+            rate = rates.get(point)
+            if point not in self.refused and (rate or not self.learning_rates):
                 found += [self.run(values, seed, rate) for seed in range(max(self.seeds, *more))]
         return sorted(found, key=lambda run: run.seed)
 
-    def check(self) -> Dict[str, str]:
-        """Check config and data of every point, and return why models refuse some, by point.
+    def check(self) -> None:
+        """Check config and data of every point; ``refused`` gets why models refuse some, by point.
 
         Raises:
             GridError: a point cannot run; with ``skip_unsupported`` a model may refuse.
         """
-        refused, checked = {}, set()
+        checked = set()
         for run in map(self.run, self.points()):
             try:
                 cfg = run.load()
@@ -249,7 +256,7 @@ class Grid:
                     try:
                         build_model(Config(dict(model=cfg.model.backbone)))
                     except ValueError as error:
-                        refused[run.point] = str(error)
+                        self.refused[run.point] = str(error)
                         continue
                 if str(cfg.model) not in checked:
                     checked.add(str(cfg.model))
@@ -258,7 +265,6 @@ class Grid:
                         check_run(run.load(split), 'test')
             except Exception as error:  # configs can fail in any way
                 raise GridError(f'{run.point}: {error_text(error)}') from error
-        return refused
 
 
 @functools.cache

@@ -44,19 +44,16 @@ class Results:
     Args:
         grid: the study.
         records: records by name of the run.
-        refused: reasons of missing runs, by point.
         costs: costs measured on an idle machine by point, and ``facts``; empty if there are none.
     """
 
     grid: Grid
     records: Dict[str, dict]
-    refused: Dict[str, str] = field(default_factory=dict)
     costs: Dict[str, dict] = field(default_factory=dict)
 
     def runs(self, **names: str) -> List[Run]:
         """Return the runs of the result with these names on some axes."""
         runs = self.grid.runs(chosen_rates(self.grid, self.records))
-        runs = [run for run in runs if run.point not in self.refused]
         return [run for run in runs if names.items() <= run.values.items()]
 
     def values(self, quantity: Quantity, **names: str) -> List[float]:
@@ -73,7 +70,7 @@ class Results:
     def cell(self, quantity: Quantity, **names: str) -> str:
         """Return a cell: mean, deviation and number of seeds, or why there is no number."""
         points = ['_'.join(of.values()) for of in self.grid.points() if names.items() <= of.items()]
-        if {*points} <= {*self.refused}:
+        if {*points} <= {*self.grid.refused}:
             return 'refused'
         values, digits = self.values(quantity, **names), quantity.digits
         if not values:
@@ -161,7 +158,7 @@ def _rates(results: Results) -> List[str]:
 def _gaps(results: Results) -> List[str]:
     """Return one line per gap of the tables, and the notes of the grid."""
     reasons: Dict[str, List[str]] = {}
-    for point, why in results.refused.items():
+    for point, why in results.grid.refused.items():
         reasons.setdefault(why.split(';')[0], []).append(f'`{point}`')
     lines = [f'- Refused: {", ".join(points)}: {why}.' for why, points in reasons.items()]
     errors = {name: of['error'] for name, of in results.records.items() if 'error' in of}

@@ -176,7 +176,8 @@ def test_a_table_has_means_deviations_and_gaps(tiny):
         Softmax_small=dict(params=2e6, conv_linear=1, total=1, ms=[1.5, 1, 2], bytes=2**20)
     )
     costs['facts'] = dict(machine='idle', commit='1' * 40)
-    page = '\n'.join(results.table(results.Results(grid, found, {'Softmax_large': 'no'}, costs)))
+    grid.refused = {'Softmax_large': 'no'}
+    page = '\n'.join(results.table(results.Results(grid, found, costs)))
     assert '| model | small, accuracy | Large, accuracy | parameters, M |' in page
     assert '| Softmax | 52.0 ± 2.8 (2) | refused | 2.00 |' in page
     assert '| Hydra | failed | 7.0 (1) |' in page
@@ -207,7 +208,8 @@ def test_pages_show_what_the_committed_records_give(root, tmp_path, name):
     content = json.loads((root / f'docs/studies/{name}.json').read_text())
     grid = grids.build(dict(grids.read(grids.GRIDS / f'{name}.yml'), command=content['command']))
     records = {record['run']: record for record in content['records']}
-    found = results.Results(grid, records, content['refused'], content['costs'])
+    grid.refused = content['refused']
+    found = results.Results(grid, records, content['costs'])
     lines = [*results.table(found), *results.draw(found, tmp_path, f'{name}_')]
     page = (root / 'docs' / grid.page.get('document', 'studies.md')).read_text()
     assert page == tables.replaced(page, f'<!-- study: {name} -->', results.END, lines)
