@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mmlinattn  # noqa: F401  registers
 from benchmarks import machine, report
 from benchmarks.cases import Setup
-from benchmarks.gpu_suite.problems import OPERATORS, Problem
+from benchmarks.cases.problems import OPERATORS, Problem
 from benchmarks.measure import wall
 from mmlinattn import ops
 from mmlinattn.ops.common import dispatch

@@ -6,7 +6,7 @@ from typing import Any, Dict, Sequence
 import torch
 from torch import Tensor, nn
 
-from .operators import DECAY, NUM_ANCHORS
+from .problems import DECAY, NUM_ANCHORS
 from .registry import OURS, Baseline, Baselines, Setup, case
 
 

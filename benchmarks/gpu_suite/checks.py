@@ -10,9 +10,9 @@ from torch import Tensor
 from mmlinattn.ops import BackendError
 
 from ..cases import Setup, map_shape
+from ..cases.problems import OPERATORS, TIMED, Problem
 from ..jobs import Jobs, NeedsMore, Row, Session
 from ..measure import captured
-from .problems import OPERATORS, TIMED, Problem
 
 # Map; batch, heads and layout; channels of a head.
 Case = Tuple[Tuple[int, int], Tuple[int, int, str], int]

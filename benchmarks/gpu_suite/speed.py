@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ..baselines import flash_bla
 from ..cases import OURS, Setup, map_shape
+from ..cases.problems import TIMED, Problem
 from ..jobs import Jobs, NeedsMore, Row, Session
 from ..machine import error_line
 from ..measure import captured, copy_bandwidth, forward, interleave, wall
 from ..suite import MODES
-from .problems import TIMED, Problem
 
 # Batch, heads and tokens, in the order of their value.
 SIZES = ((8, 16, 16384), (8, 16, 4096), (1, 8, 16384), (1, 8, 4096), (1, 8, 65536), (8, 16, 65536))

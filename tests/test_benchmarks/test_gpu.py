@@ -13,8 +13,8 @@ import torch
 
 from benchmarks import gpu, jobs
 from benchmarks.cases import Setup
+from benchmarks.cases.problems import OPERATORS, TIMED, Problem
 from benchmarks.gpu_suite import checks
-from benchmarks.gpu_suite.problems import OPERATORS, TIMED, Problem
 
 pytest.importorskip('triton')
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')

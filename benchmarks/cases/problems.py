@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mmlinattn import ops
 
-from ..cases import Setup
-from ..cases.operators import DECAY, MAX_DISTANCE, NUM_ANCHORS
 from ..measure import difference
+from .registry import Setup
+
+MAX_DISTANCE, NUM_ANCHORS, DECAY = 4, 64, 0.1  # of ripple attention and of random walks
 
 # Relative errors of an output, of a gradient, and of a gradient that is a sum over tokens: that of
 # a parameter, and every gradient if the output is summed up. The first two are about four times the
