@@ -39,7 +39,7 @@ class Metric:
 
     Args:
         name: heading of its column.
-        split: split of the grid whose test gives it, or ``'train'``.
+        split: split of the grid whose test gives it.
         key: its name in the result of the split.
         factor: the page shows the number times this factor.
         digits: decimal places on the page.
