@@ -11,31 +11,34 @@ faked GPU; operations are those that torch dispatches.
 """
 
 import argparse
-import json
-import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
+from mmengine.registry import MODELS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import mmlinattn  # noqa: F401  registers
 from benchmarks import machine, report
+from benchmarks.cases import Setup
+from benchmarks.cases.problems import OPERATORS, Problem
+from benchmarks.measure import wall
 from mmlinattn import ops
 from mmlinattn.ops.common import dispatch
 
-BATCH, HEADS, SIDE, DIM = 1, 8, 32, 64
 H100 = SimpleNamespace(
     name='NVIDIA H100 80GB HBM3', major=9, minor=0, multi_processor_count=132,
     regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
     shared_memory_per_multiprocessor=233472, shared_memory_per_block_optin=232448,
 )  # fmt: skip
+CHOSEN = ('linear', 'rala', 'mala', 'random-walk', 'ripple')
 LAYERS = ('SoftmaxAttention', 'LinearAttention', 'RALA', 'MALA', 'RWGKA', 'RippleAttention',
           'AdditiveAttention')  # fmt: skip
 BACKBONES = {
@@ -47,25 +50,13 @@ BACKBONES = {
 }
 # Tensors with a gradient, and the call.
 Case = Tuple[Sequence[Tensor], Callable[[], Tensor]]
-# Microseconds and calls, forward, then forward and backward.
-Costs = Tuple[float, int, float, int]
-
-
-class NoKernel:
-    """Compiled kernel that does nothing."""
-
-    function = packed_metadata = None
-
-    @staticmethod
-    def run(*args: object) -> None:
-        """Take the arguments of a launch."""
 
 
 def fake_gpu() -> None:
     """Let operators find an H100 under tensors of the CPU, and launch nothing."""
     from mmlinattn.ops.common import launch
 
-    kernel = NoKernel()
+    kernel = SimpleNamespace(function=None, packed_metadata=None, run=lambda *args: None)
     launch.start = lambda *args: kernel
     launch.current_stream = lambda: 0
     dispatch._unsupported_device = lambda q, backend: None
@@ -74,51 +65,33 @@ def fake_gpu() -> None:
     torch.Tensor.get_device = lambda x: 0
 
 
-def operators() -> Dict[str, Case]:
-    """Return the operators with kernels, at 1,024 tokens."""
-    hw, count = (SIDE, SIDE), SIDE * SIDE
-    q, k, v = (leaf(BATCH, HEADS, count, DIM) for _ in 'qkv')
-    anchors = [leaf(HEADS, 64, DIM) for _ in 'qk']
-    rings = leaf(BATCH, HEADS, count, 5)
-    rotary = ops.Rotary(hw, DIM)
-    return {
-        'linear': ([q, k, v], lambda: ops.linear_attention(q, k, v, backend='triton')),
-        'RALA': ([q, k, v], lambda: ops.rala_attention(q, k, v, rotary=rotary, backend='triton')),
-        'MALA': ([q, k, v], lambda: ops.mala_attention(q, k, v, rotary=rotary, backend='triton')),
-        'random walk': (
-            [q, k, v, *anchors],
-            lambda: ops.random_walk_attention(q, k, v, *anchors, backend='triton'),
-        ),
-        'ripple': (
-            [q, k, v, rings],
-            lambda: ops.ripple_attention(q, k, v, rings, hw_shape=hw, backend='triton'),
-        ),
-    }
+def problem(name: str, *hw_shape: int) -> Problem:
+    """Return an operator with 8 heads of 64 channels."""
+    cpu = torch.device('cpu')
+    return Problem.of(name, Setup(hw_shape, 1, 8, 64, torch.bfloat16, cpu, True, 'contiguous'))
 
 
-def softmax(num_tokens: int) -> Case:
+def operator(name: str) -> Case:
+    """Return an operator with kernels, at 1,024 tokens."""
+    found = problem(name, 32, 32)
+    leaves = [*found.leaves.values()]
+    return leaves, partial(OPERATORS[name].run, found.setup, leaves, backend='triton')
+
+
+def softmax(*hw_shape: int) -> Case:
     """Return torch's softmax attention."""
-    q, k, v = (leaf(BATCH, HEADS, num_tokens, DIM) for _ in 'qkv')
-    return [q, k, v], lambda: F.scaled_dot_product_attention(q, k, v)
+    leaves = [*problem('linear', *hw_shape).leaves.values()]
+    return leaves, partial(F.scaled_dot_product_attention, *leaves)
 
 
 def layer(name: str) -> Case:
     """Return a layer of 64 channels in two heads, on a map of 12 x 12 tokens."""
-    from mmengine.registry import MODELS
-
-    import mmlinattn  # noqa: F401  registers
-
     attention = MODELS.build(dict(type=name, embed_dims=64, num_heads=2)).eval()
-    x = torch.rand(1, 144, 64)
-    return [*attention.parameters()], lambda: attention(x, (12, 12))
+    return [*attention.parameters()], partial(attention, torch.rand(1, 144, 64), (12, 12))
 
 
-def leaf(*shape: int) -> Tensor:
-    return torch.rand(shape).bfloat16().requires_grad_()
-
-
-def costs(case: Case, seconds: float) -> Costs:
-    """Return microseconds and calls of a case."""
+def costs(case: Case, seconds: float) -> tuple:
+    """Return microseconds and calls, forward, then forward and backward."""
     leaves, call = case
     grad = torch.ones_like(call())
 
@@ -131,16 +104,7 @@ def costs(case: Case, seconds: float) -> Costs:
 
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:
-    """Return the median duration of a call."""
-    for _ in range(20):
-        call()
-    times: List[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 20:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(times)
+    return 1e6 * wall(call, lambda: None, seconds, calls=5)
 
 
 def python_calls(call: Callable[[], object]) -> int:
@@ -172,8 +136,6 @@ class Operations(TorchDispatchMode):
 
 def step_of(cfg: dict) -> Tuple[int, int]:
     """Return Python calls and operations of a training step of a backbone, one image of 64x64."""
-    from mmengine.registry import MODELS
-
     torch.manual_seed(0)
     model, image = MODELS.build(dict(cfg)).train(), torch.rand(1, 3, 64, 64)
 
@@ -187,43 +149,36 @@ def step_of(cfg: dict) -> Tuple[int, int]:
 
 
 def measure(seconds: float) -> Dict[str, dict]:
-    """Return the costs by kind and name."""
-    of_layers = {name: costs(layer(name), seconds) for name in LAYERS}
+    """Return the tables of docs/benchmarks.md by title."""
+    layers = {name: costs(layer(name), seconds) for name in LAYERS}
     found = {
-        'SDPA, 1 token: its dispatch': costs(softmax(1), seconds),
-        'SDPA, computed on the CPU': costs(softmax(SIDE * SIDE), seconds),
+        'SDPA, 1 token: its dispatch': costs(softmax(1, 1), seconds),
+        'SDPA, computed on the CPU': costs(softmax(32, 32), seconds),
     }
     fake_gpu()
-    found.update((name, costs(case, seconds)) for name, case in operators().items())
+    found.update((name, costs(operator(name), seconds)) for name in CHOSEN)
     with ops.use_backend('triton'):
-        of_backbones = {name: step_of(cfg) for name, cfg in BACKBONES.items()}
-    return {'operator': found, 'layer': of_layers, 'backbone': of_backbones}
+        backbones = {name: step_of(cfg) for name, cfg in BACKBONES.items()}
+
+    def table(rows: Dict[str, tuple], *columns: str) -> dict:
+        lines = [[name, *(round(cost, 1) for cost in row)] for name, row in rows.items()]
+        return dict(columns=columns, lines=lines)
+
+    return {
+        'Host alone, 1 x 8 heads of 64 channels, 1,024 tokens': table(
+            found, 'operator', 'forward, us', 'calls', 'forward and backward, us', 'calls'
+        ),
+        'Layers on the CPU, 64 channels in two heads, 12 x 12 tokens': table(
+            {name: row[1::2] for name, row in layers.items()},
+            'layer', 'forward, calls', 'forward and backward, calls',
+        ),
+        'Training step of a backbone, one image of 64x64': table(
+            backbones, 'backbone', 'calls', 'operations of torch'
+        ),
+    }  # fmt: skip
 
 
-TABLES = {
-    'operator': ('Host alone, 1 x 8 heads of 64 channels, 1,024 tokens',
-                 ('forward, us', 'calls', 'forward and backward, us', 'calls'), (0, 1, 2, 3)),
-    'layer': ('Layers on the CPU, 64 channels in two heads, 12 x 12 tokens',
-              ('forward, calls', 'forward and backward, calls'), (1, 3)),
-    'backbone': ('Training step of a backbone, one image of 64x64',
-                 ('calls', 'operations of torch'), (0, 1)),
-}  # fmt: skip
-
-
-def tables(found: Dict[str, dict], before: Dict[str, dict]) -> Dict[str, dict]:
-    """Return the tables of docs/benchmarks.md, with the figures of an older commit."""
-    result = {}
-    for kind, (title, columns, chosen) in TABLES.items():
-        lines = [
-            [name, *(round(costs[i], 1) for costs in (row, before[kind][name]) for i in chosen)]
-            for name, row in found[kind].items()
-        ]
-        names = [kind, *columns, *(f'before: {column}' for column in columns)]
-        result[title] = dict(columns=names, lines=lines)
-    return result
-
-
-def main(argv: List[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -231,16 +186,10 @@ def main(argv: List[str]) -> int:
     parser.add_argument('--docs', action='store_true', help='write docs/benchmarks.md')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    found = measure(args.seconds)
-    for kind, rows in found.items():
-        for name, row in rows.items():
-            print(f'{kind:9} {name:28}', *(f'{x:9,.1f}' for x in row))
+    record = machine.facts('host.py', [*argv], torch.device('cpu'))
+    record['tables'] = measure(args.seconds)
+    print(*report.shown('host', record), sep='\n')
     if args.docs:
-        path = report.DOCS / 'benchmarks' / 'host.json'
-        before = json.loads(path.read_text())['before']
-        facts = machine.facts('host.py', argv, torch.device('cpu'))
-        facts['commit before'] = before['commit']
-        record = dict(facts, before=before, tables=tables(found, before))
         report.publish('host', record)
     return 0
 

@@ -22,9 +22,9 @@ from mmlinattn.utils import write_json
 from .machine import error_line
 
 Row = Dict[str, object]
-# Jobs by name: lists of steps that can be pickled. The time is checked before each step.
-Jobs = Dict[str, List[Callable[[], Iterable[Row]]]]
-# States of a job, the worst last. LEFT is no error.
+# Jobs by name: functions that can be pickled. The time is checked before each.
+Jobs = Dict[str, Callable[[], Iterable[Row]]]
+# States of a job. LEFT is no error.
 STATES = DONE, LEFT, WRONG, FAILED = 'done', 'left', 'wrong', 'failed'
 OUT_OF_TIME = 'out of time'
 
@@ -67,7 +67,7 @@ class Section:
     Args:
         share: share of the time, relative to the other sections.
         jobs: returns the jobs in order. A row of a failed check has the error under ``'wrong'``.
-        table: returns the arguments of :func:`benchmarks.tables.markdown` for all rows.
+        table: returns the arguments of :func:`benchmarks.report.number_table` for all rows.
         parallel: run jobs side by side, each in a process of its own.
     """
 
@@ -119,12 +119,12 @@ def run(
             until = end if last else now + max(0.0, end - now) * section.share / rest
             workers = session.workers() if section.parallel else 1
             for name, result in _execute(chosen, workers, until):
-                late, old = OUT_OF_TIME in result['why'], results.get(name)
-                if old is None or not late or len(result['rows']) > len(old['rows']):
-                    results[name] = result
-                    write_json(folder / f'{section.name}.json', record, indent=1)
+                late = result['why'] == OUT_OF_TIME
                 if not late:
                     del jobs[name]
+                if not late or name not in results:
+                    results[name] = result
+                    write_json(folder / f'{section.name}.json', record, indent=1)
                 if result['state'] in (WRONG, FAILED):
                     show(f'{section.name}, {name}: {result["why"]}')
             show(f'{section.name}: {summary(record)}')
@@ -138,11 +138,20 @@ def _execute(jobs: Jobs, workers: int, until: float) -> Iterator[Tuple[str, dict
     waiting, results = iter(list(jobs.items())), queue.SimpleQueue()
 
     def work() -> None:
-        """Run jobs one after the other in a process, which a failed job may break."""
-        run = Worker()
+        """Run jobs in a process with the imports and compiled kernels of those before."""
+        process = _process()
         for name, job in waiting:  # each thread takes the next one
-            results.put((name, run(job, until)))
-        run.close()
+            try:
+                result = process.submit(run_job, job, until).result()
+            except Exception as error:
+                died = isinstance(error, BrokenProcessPool)
+                why = 'its process died' if died else error_line(error)
+                result = dict(state=FAILED, why=why, seconds=0.0, rows=[])
+            results.put((name, result))
+            if result['state'] == FAILED:  # which may have broken the process
+                process.shutdown()
+                process = _process()
+        process.shutdown()
 
     with ThreadPoolExecutor(workers) as threads:
         for _ in range(workers):
@@ -150,69 +159,35 @@ def _execute(jobs: Jobs, workers: int, until: float) -> Iterator[Tuple[str, dict
         yield from (results.get() for _ in jobs)
 
 
-class Worker:
-    """A process that runs jobs, with the imports and compiled kernels of those before.
-
-    Example:
-        >>> run = Worker()
-        >>> run([], 0.0)['state']
-        'done'
-        >>> run.close()
-    """
-
-    def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn'))
-
-    def __call__(self, job: list, until: float) -> dict:
-        """Return the result of :func:`run_job`; after a failure the process is a new one."""
-        try:
-            result = self._pool.submit(run_job, job, until).result()
-        except Exception as error:
-            died = isinstance(error, BrokenProcessPool)
-            why = 'its process died' if died else error_line(error)
-            result = dict(state=FAILED, why=why, seconds=0.0, rows=[])
-        if result['state'] == FAILED:
-            self.close()
-            self._start()
-        return result
-
-    def close(self) -> None:
-        self._pool.shutdown()
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn'))
 
 
-def run_job(job: list, until: float) -> dict:
+def run_job(job: Callable[[], Iterable[Row]], until: float) -> dict:
     """Return state, reason, seconds and rows of a job."""
-    result: dict = dict(rows=[])
-    found: List[Tuple[str, str]] = []
+    rows: List[Row] = []
+    result = dict(state=LEFT, why='', seconds=0.0, rows=rows)
     start = time.time()
-    for step in job:
-        if time.time() >= until:
-            found.append((LEFT, OUT_OF_TIME))
-            break
-        if device_is_broken():
-            found.append((LEFT, 'an earlier job broke the device: call again'))
-            break
-        try:
-            for row in step():
-                result['rows'].append(row)
-                if row.get('wrong'):
-                    found.append((WRONG, str(row['wrong'])))
-        except (NeedsMore, BackendError) as error:
-            found.append((LEFT, str(error)))
-        except torch.cuda.OutOfMemoryError:
-            found.append((LEFT, 'out of memory'))
-        except Exception as error:
-            found.append((FAILED, error_line(error)))
-            result['traceback'] = traceback.format_exc()
-        if torch.cuda.is_initialized() and not device_is_broken():
-            gc.collect()  # models have reference cycles
-            torch.cuda.empty_cache()
+    if start >= until or device_is_broken():
+        why = OUT_OF_TIME if start >= until else 'an earlier job broke the device: call again'
+        return dict(result, why=why)
+    try:
+        for row in job():
+            rows.append(row)
+        result['state'] = DONE
+    except (NeedsMore, BackendError) as error:
+        result['why'] = str(error)
+    except torch.cuda.OutOfMemoryError:
+        result['why'] = 'out of memory'
+    except Exception as error:
+        result.update(state=FAILED, why=error_line(error), traceback=traceback.format_exc())
+    wrong = dict.fromkeys(str(row['wrong']) for row in rows if row.get('wrong'))
+    if wrong and result['state'] != FAILED:
+        result.update(state=WRONG, why='; '.join(wrong))
+    if torch.cuda.is_initialized() and not device_is_broken():
+        gc.collect()  # models have reference cycles
+        torch.cuda.empty_cache()
     result['seconds'] = round(time.time() - start, 3)
-    result['why'] = '; '.join(dict.fromkeys(why for _, why in found))
-    result['state'] = max((state for state, _ in found), key=STATES.index, default=DONE)
     return result
 
 

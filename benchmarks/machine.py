@@ -12,6 +12,7 @@ from typing import Dict, List
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdetection', 'mmdet', 'mmsegmentation', 'mmpretrain')
 CHANGED = ', with changes'  # after a commit
 
 
@@ -52,7 +53,16 @@ def facts(script: str, argv: List[str], device: torch.device) -> Dict[str, objec
         commit=commit(),
         machine=machine(device),
         threads=torch.get_num_threads(),
-        versions=f'Python {platform.python_version()}, torch {torch.__version__}',
+        versions=versions(),
+    )
+
+
+def versions() -> str:
+    """Return the versions of Python, torch and the packages of OpenMMLab that are installed."""
+    found = {name: openmmlab(name) for name in PACKAGES}
+    installed = [f'{name} {found[name]}' for name in found if found[name] != 'not installed']
+    return ', '.join(
+        [f'Python {platform.python_version()}', f'torch {torch.__version__}', *installed]
     )
 
 

@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
+from mmlinattn.utils import write_json
+
 from . import tables
 from .suite import Result, slopes
 
@@ -59,20 +61,13 @@ def check_results(name: str) -> None:
         raise ValueError(f'there is no docs/benchmarks/{name}.json: measure it with --docs {name}')
 
 
-def publish(name: str, record: dict, new_heading: str = '') -> None:
+def publish(name: str, record: dict) -> None:
     """Write ``docs/benchmarks/NAME.json``, and show it in ``docs/benchmarks.md``.
 
     Args:
         record: ``command`` and other facts, and one of ``results``, those of ``results.json``;
             ``table``, the arguments of :func:`number_table`; ``tables``, those by heading.
-        new_heading: heading of a new place at the end of the page, if the benchmark has no place.
     """
-    # Imported here because it needs MMEngine, which a GPU machine may lack.
-    from mmlinattn.utils import write_json
-
-    page = DOCS / PAGE
-    if new_heading and begin(name) not in page.read_text():
-        page.write_text('\n'.join([page.read_text(), new_heading, '', begin(name), END, '']))
     write_json(DOCS / 'benchmarks' / f'{name}.json', record, indent=1)
     redraw(name)
 

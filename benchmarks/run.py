@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -20,9 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 
 import torch
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.cases import CASES, Setup, map_shape
 from benchmarks.machine import facts, parse_device
@@ -42,40 +40,30 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--cases', nargs='+', choices=tuple(CASES), metavar='NAME')
-    parser.add_argument('--list', action='store_true', help='show the cases and stop')
-    parser.add_argument('--device', default='cpu', help='cpu, cuda or cuda:N')
-    parser.add_argument('--dtype', choices=DTYPES, default='float32')
-    parser.add_argument('--modes', nargs='+', choices=MODES, default=list(MODES))
-    parser.add_argument(
-        '--tokens', nargs='+', type=tokens, metavar='N',
-        help='of operators and layers; 4k stands for 4096, 262k for 262144',
-    )  # fmt: skip
-    parser.add_argument('--images', nargs='+', type=image, metavar='HxW', help='for backbones')
-    parser.add_argument('--batch', nargs='+', type=positive, metavar='B', default=[1])
-    parser.add_argument('--heads', type=positive, default=2)
-    parser.add_argument('--head-dim', type=positive, default=32)
-    parser.add_argument('--quick', action='store_true', help='fewer sizes and rounds')
-    parser.add_argument('--rounds', type=positive, help='least number of calls of each baseline')
-    parser.add_argument('--budget', type=float, help='seconds; longer calls are left out')
-    parser.add_argument(
-        '--keep-memory', action='store_true',
-        help='freed memory stays with the process',
-    )  # fmt: skip
-    parser.add_argument('--threads', type=positive, help='of torch on the CPU')
-    parser.add_argument(
-        '--processor-time', action='store_true',
-        help='of all threads on the CPU, where other programs run; use with --threads 1',
-    )  # fmt: skip
-    parser.add_argument('--no-plots', action='store_true', help='tables alone, for --docs')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
-    parser.add_argument(
-        '--docs', metavar='NAME', help='show the results in docs/benchmarks.md, too'
-    )
-    parser.add_argument(
-        '--redraw', metavar='NAME',
-        help='measure nothing: show docs/benchmarks/NAME.json in docs/benchmarks.md again',
-    )  # fmt: skip
+    add = parser.add_argument
+    add('--cases', nargs='+', choices=tuple(CASES), metavar='NAME')
+    add('--list', action='store_true', help='show the cases and stop')
+    add('--device', default='cpu', help='cpu, cuda or cuda:N')
+    add('--dtype', choices=DTYPES, default='float32')
+    add('--modes', nargs='+', choices=MODES, default=list(MODES))
+    add('--tokens', nargs='+', type=tokens, metavar='N',
+        help='of operators and layers; 4k stands for 4096, 262k for 262144')  # fmt: skip
+    add('--images', nargs='+', type=image, metavar='HxW', help='for backbones')
+    add('--batch', nargs='+', type=positive, metavar='B', default=[1])
+    add('--heads', type=positive, default=2)
+    add('--head-dim', type=positive, default=32)
+    add('--quick', action='store_true', help='fewer sizes and rounds')
+    add('--rounds', type=positive, help='least number of calls of each baseline')
+    add('--budget', type=float, help='seconds; longer calls are left out')
+    add('--keep-memory', action='store_true', help='freed memory stays with the process')
+    add('--threads', type=positive, help='of torch on the CPU')
+    add('--processor-time', action='store_true',
+        help='on the CPU, of all threads, if other programs run; use with --threads 1')  # fmt: skip
+    add('--no-plots', action='store_true', help='tables alone, for --docs')
+    add('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
+    add('--docs', metavar='NAME', help='show the results in docs/benchmarks.md, too')
+    add('--redraw', metavar='NAME',
+        help='measure nothing: show docs/benchmarks/NAME.json again')  # fmt: skip
     args = parser.parse_args(argv)
     try:
         for name in filter(None, (args.docs, args.redraw)):
@@ -141,11 +129,8 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
 
 def main(argv: List[str]) -> int:
     args = parse_args(argv)
-    # Wide enough for full table rows in a pipe.
-    console = Console(width=None if sys.stdout.isatty() else 160)
     if args.list:
-        for case in CASES.values():
-            console.print(f'[bold]{case.name}[/] ({case.kind}): {case.about}')
+        print(*(f'{case.name} ({case.kind}): {case.about}' for case in CASES.values()), sep='\n')
         return 0
     if args.redraw:
         redraw(args.redraw)
@@ -158,33 +143,23 @@ def main(argv: List[str]) -> int:
     effort = Effort(args.rounds, seconds, args.budget, args.processor_time)
     found = context(args, argv)
     results: List[Result] = []
-    jobs = [(CASES[n], m, b) for n in args.cases for m in args.modes for b in args.batch]
-    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        bar = progress.add_task('', total=len(jobs))
-        for case, mode, batch in jobs:
-
-            def show(size: str, text: str = f'{case.name}, {mode}, batch {batch}') -> None:
-                progress.update(bar, description=f'{text}, {size}')
-
-            results += run_case(case, setups(args, case.kind, batch), mode, effort, show)
-            progress.advance(bar)
-            # Save after each job, so that an interruption loses no results.
-            paths = write(results, found, args.out)
-    console.print(Markdown(paths[1].read_text()))
-    console.print('Written: ' + ', '.join(map(str, paths)))
-    failed = [result for result in results if result.failed]
+    for name, mode, batch in product(args.cases, args.modes, args.batch):
+        case = CASES[name]
+        for result in run_case(case, setups(args, case.kind, batch), mode, effort):
+            results.append(result)
+            took = result.skipped or f'{1e3 * result.time.median:.3g} ms'
+            print(f'{name}, {mode}, batch {batch}, {result.size}: {result.baseline}: {took}')
+        # Save after each case, so that an interruption loses no results.
+        paths = write(results, found, args.out)
+    print(paths[1].read_text())
+    print('Written:', *paths)
+    failed = any(result.failed for result in results)
     if args.docs and failed:
-        console.print('docs/benchmarks.md is unchanged, since a baseline failed')
+        print('docs/benchmarks.md is unchanged, since a baseline failed')
     elif args.docs:
         publish(args.docs, json.loads(paths[0].read_text()))
-        console.print('Written: docs/benchmarks.md')
-    for r in failed:
-        console.print(
-            f'[red]{r.case}, {r.mode}, batch {r.batch}, {r.size}: {r.baseline}[/]: {r.skipped}',
-            soft_wrap=True,
-        )
-    return int(bool(failed))
+        print('Written: docs/benchmarks.md')
+    return int(failed)
 
 
 if __name__ == '__main__':

@@ -74,17 +74,8 @@ class Effort:
     processor_time: bool = False
 
 
-def run_case(
-    case: Case,
-    setups: Sequence[Setup],
-    mode: str,
-    effort: Effort,
-    on_point: Callable[[str], None] = lambda size: None,
-) -> Iterator[Result]:
+def run_case(case: Case, setups: Sequence[Setup], mode: str, effort: Effort) -> Iterator[Result]:
     """Measure a case over sizes, small to large.
-
-    Args:
-        on_point: called with the size before each point.
 
     A baseline is not measured if it raises an error or differs from the first one although both
     should agree. Its result holds the reason.
@@ -93,7 +84,6 @@ def run_case(
     for setup in sorted(setups, key=lambda setup: setup.num_tokens):
         setup = replace(setup, training=mode == 'forward+backward')
         size = '{}x{}'.format(*setup.hw_shape)
-        on_point(size)
         tokens = setup.num_tokens
         if case.kind == 'backbone':
             tokens = math.prod(-(-side // STRIDE) for side in setup.hw_shape)
@@ -119,38 +109,36 @@ def _run_point(
     steps, results = {}, {}
     first, expected = next(iter(baselines)), None
     for name, baseline in baselines.items():
+        results[name] = Result(baseline=name, **point)
         predicted = _predict(baseline, last.get(name), point['tokens'])
         if predicted > effort.budget:
             reason = f'about {predicted:,.0f} s, not run'
-            results[name] = Result(baseline=name, skipped=reason, **point)
+            results[name] = replace(results[name], skipped=reason)
             continue
         try:
             step = _step(baseline, mode)
             outs, grads = step()
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
-            results[name] = Result(baseline=name, skipped='out of memory', **point)
+            results[name] = replace(results[name], skipped='out of memory')
             continue
         except Exception as error:  # the others can still be measured
-            results[name] = Result(baseline=name, skipped=error_line(error), failed=True, **point)
+            results[name] = replace(results[name], skipped=error_line(error), failed=True)
             continue
-        error = None
-        if baseline.same:
-            pair = outs, grads[: len(baseline.inputs)]
-            if name == first:
-                expected = pair
-            elif expected is not None:
-                error = _largest([*map(_difference, pair, expected)])
-                if not _agree(pair, expected, setup.dtype):
-                    reason = f'differs from {first} by {error:.1e} relative'
-                    results[name] = Result(
-                        baseline=name, error=error, skipped=reason, failed=True, **point
-                    )
-                    continue
-            del pair
+        pair = outs, grads[: len(baseline.inputs)]
+        if baseline.same and name == first:
+            expected = pair
+        elif baseline.same and expected is not None:
+            errors = [*map(_difference, pair, expected)]
+            results[name] = replace(results[name], error=_largest(errors))
+            tolerance = TOLERANCES[setup.dtype]
+            # These comparisons are False for NaN.
+            if not (errors[0] <= tolerance and errors[1] <= 10 * tolerance):
+                reason = f'differs from {first} by {results[name].error:.1e} relative'
+                results[name] = replace(results[name], skipped=reason, failed=True)
+                continue
         steps[name] = step
-        results[name] = Result(baseline=name, error=error, **point)
-        del outs, grads
+        del outs, grads, pair
     del expected
     rounds = effort.min_rounds, effort.min_seconds
     times = interleave(steps, setup.device, *rounds, processor_time=effort.processor_time)
@@ -185,15 +173,6 @@ def _difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 def _largest(errors: Sequence[float]) -> float:
     # Unlike Python's max, torch's keeps a NaN.
     return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
-
-
-def _agree(
-    got: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]], dtype: torch.dtype
-) -> bool:
-    """Return True if outputs and gradients are equal within rounding."""
-    outputs, gradients = map(_difference, got, expected)
-    # These comparisons are False for NaN.
-    return outputs <= TOLERANCES[dtype] and gradients <= 10 * TOLERANCES[dtype]
 
 
 def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, Optional[float]]]:

@@ -1,16 +1,13 @@
 """Cases of backbones and models."""
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, Sequence
+from typing import Any, Dict, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .operators import DECAY, NUM_ANCHORS
+from .problems import DECAY, NUM_ANCHORS
 from .registry import OURS, Baseline, Baselines, Setup, case
-
-if TYPE_CHECKING:
-    pass
 
 
 def _ravlts(setup: Setup, arch: 'str | dict') -> Baselines:
@@ -201,14 +198,3 @@ def _segformer_b2(setup: Setup) -> Baselines:
     models = _segformers(setup, 'b2', LevelwiseSegformerHead, **theirs)
     image = setup.image()
     return {name: Baseline.of_module(model, image) for name, model in models.items()}
-
-
-@case(
-    'ravlt-nano',
-    'backbone',
-    'The smallest network of the quick start: for trying the suite.',
-    chosen=True,
-)
-def _ravlt_nano(setup: Setup) -> Baselines:
-    arch = dict(embed_dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
-    return _ravlts(setup, arch)

@@ -6,7 +6,7 @@ from typing import Dict
 import torch
 from torch import nn
 
-from .operators import DECAY, NUM_ANCHORS
+from .problems import DECAY, NUM_ANCHORS
 from .registry import Baseline, Baselines, Setup, case
 
 # Reduction in the first stage of SegFormer.

@@ -1,6 +1,5 @@
-"""Sections that check correctness, and the registers of the kernels."""
+"""Sections that check correctness."""
 
-import gc
 from functools import partial
 from itertools import product
 from typing import Iterable, List, Sequence, Tuple
@@ -11,9 +10,9 @@ from torch import Tensor
 from mmlinattn.ops import BackendError
 
 from ..cases import Setup, map_shape
+from ..cases.problems import OPERATORS, TIMED, Problem
 from ..jobs import Jobs, NeedsMore, Row, Session
 from ..measure import captured
-from .problems import OPERATORS, TIMED, Problem
 
 # Map; batch, heads and layout; channels of a head.
 Case = Tuple[Tuple[int, int], Tuple[int, int, str], int]
@@ -47,7 +46,7 @@ def correctness(session: Session) -> Jobs:
     """Compare output and gradients of every operator and backend with float64."""
     cases, dtypes = ((TINY,), DTYPES[:0:-1]) if session.tiny else (CASES, DTYPES)
     return {
-        f'{name}, {dtype}, case {cases.index(case)}': [partial(_check, session, name, case, dtype)]
+        f'{name}, {dtype}, case {cases.index(case)}': partial(_check, session, name, case, dtype)
         for case, dtype, name in product(cases, dtypes, OPERATORS)
     }
 
@@ -85,9 +84,9 @@ def robustness(session: Session) -> Jobs:
     if session.tiny:
         plan = [(*job[:3], TINY, two[1]) for job in plan if job[4] == two[1]]
     return {
-        f'{name}, {what}, {dtype}, {case[1][2]}': [
-            partial(_named, what, check, session, name, case, dtype)
-        ]
+        f'{name}, {what}, {dtype}, {case[1][2]}': partial(
+            _named, what, check, session, name, case, dtype
+        )
         for what, check, name, case, dtype in plan
     }
 
@@ -143,36 +142,3 @@ def _large(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]
     for i in (0, -1):
         part, taken = problem.of_head(i, got)
         yield dict(head=i, **part.verdict(taken, part.exact()))
-
-
-def registers(session: Session) -> Jobs:
-    """Return jobs that launch every kernel, forward and backward, and read its registers."""
-    return {
-        f'{name}, {dtype}': [
-            partial(_registers, session, name, (*MIDDLE[:2], dim), dtype) for dim in (64, 32, 128)
-        ]
-        for dtype, name in product(DTYPES, TIMED)
-        if 'triton' in OPERATORS[name].backends
-    }
-
-
-def _registers(session: Session, name: str, case: Case, dtype: str) -> Iterable[Row]:
-    session.needs_gpu()
-    known = set(map(id, _compiled()))
-    _problem(session, name, case, dtype).step('triton')
-    for kernel in _compiled():
-        if id(kernel) not in known:
-            data = kernel.metadata
-            yield dict(
-                operator=name, dtype=dtype, dim=case[2], kernel=data.name, warps=data.num_warps,
-                stages=data.num_stages, shared=data.shared, registers=kernel.n_regs,
-                spilled=kernel.n_spills,
-            )  # fmt: skip
-
-
-def _compiled() -> List:
-    """Return the kernels that this process has compiled and loaded."""
-    from triton.compiler import CompiledKernel
-
-    kernels = [x for x in gc.get_objects() if isinstance(x, CompiledKernel)]
-    return [kernel for kernel in kernels if getattr(kernel, 'n_regs', None) is not None]

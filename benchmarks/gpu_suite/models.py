@@ -1,17 +1,18 @@
-"""Sections that time and profile whole models with random weights and images."""
+"""Section that times whole models with random weights and images."""
 
-import statistics
-import time
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
+import numpy as np
 import torch
 
 from ..baselines.released_ravlt import released_ravlt
-from ..cases import configs
 from ..jobs import Jobs, NeedsMore, Row, Session
+from ..machine import ROOT
+from ..measure import wall
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Model:
     """A model and the images of a training step.
 
     Args:
-        config, backbone: see :func:`benchmarks.cases.configs.build`.
+        config: path in ``configs/``, or ``'mmdet::'`` or ``'mmseg::'`` and a path in theirs.
+        backbone: options of the backbone to replace.
         released: file of :func:`released_ravlt`, whose model replaces the backbone.
     """
 
@@ -30,13 +32,23 @@ class Model:
     released: Optional[Path] = None
 
     def build(self, device: torch.device) -> Any:
+        """Return the model with random weights."""
         try:
-            model = configs.build(self.config, self.backbone)
+            from mmlinattn.engine.config import load_config
+            from mmlinattn.engine.model import initial_model
+
+            package, _, path = self.config.rpartition('::')
+            folder = ROOT / 'configs'
+            if package:
+                folder = Path(str(import_module(package).__file__)).parent / '.mim/configs'
+            cfg = load_config(str(folder / path))
+            cfg.model.backbone.update(self.backbone)
+            model = initial_model(cfg, device=str(device))
             if self.released:
-                model.backbone = released_ravlt(self.released)
-        except ModuleNotFoundError as error:
+                model.backbone = released_ravlt(self.released).to(device)
+        except ImportError as error:
             raise NeedsMore(f'needs OpenMMLab: {error}') from error
-        return model.to(device)
+        return model
 
 
 RWGKA = dict(attn_cfg=dict(type='RWGKA', num_anchors=64))
@@ -46,7 +58,6 @@ TINY = {
     'Faster R-CNN RAVLT-nano': Model('ravlt/faster-rcnn_ravlt-nano_bccd.py', (64, 96), 1),
     'SegFormer-B0 RWGKA': Model('segformer/segformer_mit-b0_shapes.py', (64, 64), 1, RWGKA),
 }
-PROFILED = ('Mask R-CNN RAVLT-S', 'SegFormer-B0 RWGKA, 1024x1024')
 
 
 def models(session: Session, released: Optional[Path] = None) -> Dict[str, Model]:
@@ -78,7 +89,7 @@ def models(session: Session, released: Optional[Path] = None) -> Dict[str, Model
 def timings(session: Session, released: Optional[Path] = None) -> Jobs:
     """Time a training step, and the prediction of one image up to post-processing."""
     found = models(session, released).items()
-    return {name: [partial(_timing, session, name, model)] for name, model in found}
+    return {name: partial(_timing, session, name, model) for name, model in found}
 
 
 def _timing(session: Session, name: str, of: Model) -> Iterable[Row]:
@@ -89,7 +100,7 @@ def _timing(session: Session, name: str, of: Model) -> Iterable[Row]:
     row.update(_measured('train', step, session), loss=step().item())
     del step
     model.zero_grad(set_to_none=True)
-    one = configs.random_batch(model.eval(), 1, of.hw_shape, False)
+    one = _random_batch(model.eval(), 1, of.hw_shape, False)
 
     def predict() -> None:
         with torch.no_grad(), _autocast(session):
@@ -98,13 +109,37 @@ def _timing(session: Session, name: str, of: Model) -> Iterable[Row]:
     yield {**row, **_measured('tensor', predict, session)}
 
 
+def _random_batch(model: Any, batch: int, hw_shape: Tuple[int, int], training: bool) -> dict:
+    """Return preprocessed images with 20 objects each for a detector, else with a label map."""
+    if not hasattr(model, 'decode_head'):
+        from mmdet.testing import demo_mm_inputs
+
+        np.random.seed(0)
+        heads = getattr(model, 'roi_head', model)
+        data = demo_mm_inputs(
+            batch, [(3, *hw_shape)] * batch, num_items=[20] * batch,
+            num_classes=heads.bbox_head.num_classes, with_mask=getattr(heads, 'with_mask', False),
+        )  # fmt: skip
+        return model.data_preprocessor(data, training)
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    sizes: Any = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape'), hw_shape)
+    inputs, samples = [], []
+    for _ in range(batch):
+        inputs.append(torch.randint(0, 256, (3, *hw_shape), dtype=torch.uint8))
+        labels = torch.randint(0, model.decode_head.num_classes, (1, *hw_shape))
+        samples.append(SegDataSample(gt_sem_seg=PixelData(data=labels), metainfo=sizes))
+    return model.data_preprocessor(dict(inputs=inputs, data_samples=samples), training)
+
+
 def _autocast(session: Session) -> torch.autocast:
     return torch.autocast(session.device.type, torch.bfloat16, enabled=not session.tiny)
 
 
 def _training_step(session: Session, of: Model, model: Any) -> Callable[[], torch.Tensor]:
     """Return a function that trains for one step and returns the loss."""
-    data = configs.random_batch(model.train(), of.batch, of.hw_shape, True)
+    data = _random_batch(model.train(), of.batch, of.hw_shape, True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-5)
 
     def step() -> torch.Tensor:
@@ -122,46 +157,10 @@ def _measured(what: str, step: Callable[[], object], session: Session) -> Row:
     """Return the milliseconds of a step, with the host, and the peak memory in MiB."""
     for _ in range(1 if session.tiny else 3):
         step()
-    session.synchronize()
     if session.gpu:
         torch.cuda.reset_peak_memory_stats(session.device)
-    seconds = []
-    for _ in range(1 if session.tiny else 6):
-        start = time.perf_counter()
-        step()
-        session.synchronize()
-        seconds.append(time.perf_counter() - start)
-    row: Row = {f'{what}_ms': round(1e3 * statistics.median(seconds), 2)}
+    seconds = wall(step, session.synchronize, 0.0, calls=1 if session.tiny else 2)
+    row: Row = {f'{what}_ms': round(1e3 * seconds, 2)}
     if session.gpu:
         row[f'{what}_mib'] = torch.cuda.max_memory_allocated(session.device) >> 20
     return row
-
-
-def profiles(session: Session) -> Jobs:
-    """Count the kernels of a training step and name those that take most of the time."""
-    chosen = [(n, model) for n, model in models(session).items() if session.tiny or n in PROFILED]
-    return {name: [partial(_profile, session, name, model)] for name, model in chosen}
-
-
-def _profile(session: Session, name: str, of: Model) -> Iterable[Row]:
-    from torch.profiler import ProfilerActivity, profile
-
-    step = _training_step(session, of, of.build(session.device))
-    for _ in range(2):
-        step()
-    session.synchronize()
-    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * session.gpu]
-    with profile(activities=activities) as profiler:
-        step()
-        session.synchronize()
-    times: Dict[str, List[float]] = {}
-    for event in profiler.events():
-        if (event.device_type == torch.autograd.DeviceType.CUDA) == session.gpu:
-            taken = event.time_range.elapsed_us() if session.gpu else event.self_cpu_time_total
-            times.setdefault(event.name, []).append(taken)
-    total, launches = sum(map(sum, times.values())), sum(map(len, times.values()))
-    for kernel in sorted(times, key=lambda kernel: -sum(times[kernel]))[:10]:
-        yield dict(
-            what=name, launches=launches, device_ms=round(total / 1e3, 2), kernel=kernel[:80],
-            calls=len(times[kernel]), share=sum(times[kernel]) / total,
-        )  # fmt: skip

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ..baselines import flash_bla
 from ..cases import OURS, Setup, map_shape
+from ..cases.problems import TIMED, Problem
 from ..jobs import Jobs, NeedsMore, Row, Session
 from ..machine import error_line
 from ..measure import captured, copy_bandwidth, forward, interleave, wall
 from ..suite import MODES
-from .problems import TIMED, Problem
 
 # Batch, heads and tokens, in the order of their value.
 SIZES = ((8, 16, 16384), (8, 16, 4096), (1, 8, 16384), (1, 8, 4096), (1, 8, 65536), (8, 16, 65536))
@@ -61,7 +61,8 @@ def copy_speed(session: Session) -> float:
 def host(session: Session) -> Jobs:
     """Time eager calls with the host's work, and the same work as a CUDA graph."""
     counts = (64,) if session.tiny else (1024, 4096, 16384)
-    return {name: [partial(_host, session, name, n) for n in counts] for name in (SDPA, *TIMED)}
+    cases = product((SDPA, *TIMED), counts)
+    return {f'{name}, {n} tokens': partial(_host, session, name, n) for name, n in cases}
 
 
 def _host(session: Session, name: str, tokens: int) -> Iterable[Row]:
@@ -74,7 +75,8 @@ def _host(session: Session, name: str, tokens: int) -> Iterable[Row]:
 
     runs: List[Callable[[], Sequence[Tensor]]] = [partial(forward, call), step]
     for mode, run in zip(MODES, runs):
-        eager = wall(run, session.synchronize, 0.0 if session.tiny else 0.05)
+        seconds, calls = (0.0, 1) if session.tiny else (0.05, 10)
+        eager = wall(run, session.synchronize, seconds, calls)
         row: Row = dict(operator=name, tokens=tokens, mode=mode, eager_ms=1e3 * eager)
         if session.gpu:
             row['graph_ms'] = 1e3 * _median(captured(run)[0], session)
@@ -90,8 +92,9 @@ def operators(session: Session) -> Jobs:
         if name == SDPA and size[0] * size[1] * size[2] ** 2 > MAX_PAIRS:
             continue
         rivals += [LIBRARY] * (name in ('linear', 'rala') and flash_bla.installed())
-        title = '{}, {} tokens, B x H {}x{}'.format(name, size[2], *size[:2])
-        jobs[title] = [partial(_operator, session, name, size, rival) for rival in rivals]
+        for rival in rivals:
+            title = f'{name} by {rival}, {size[2]} tokens, B x H {size[0]}x{size[1]}'
+            jobs[title] = partial(_operator, session, name, size, rival)
     return jobs
 
 

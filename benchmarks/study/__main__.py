@@ -16,25 +16,21 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import List, Sequence
+from typing import List
 
 os.environ['OMP_NUM_THREADS'] = '1'  # before torch, for the costs
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 import mmlinattn  # noqa: F401  registers everything
+from benchmarks.tables import replaced
 from mmlinattn.utils import write_json
 from mmlinattn.utils.command_line import unwind_on_sigterm
 
 from . import costs, execution
 from .grid import GRIDS, ROOT, Grid, GridError, Run, build, read, select
-from .results import Results, chosen_rates, draw, replaced, table
+from .results import END, Results, draw, table
 
 DOCS = ROOT / 'docs'
-COSTS = 'costs.json'
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def parse_args(argv: List[str]) -> argparse.Namespace:
@@ -77,29 +73,32 @@ def main(argv: List[str]) -> int:
     grid = build(dict(content, command=shlex.join(['python', '-m', 'benchmarks.study', *words])))
     folder = (args.out or ROOT / 'work_dirs/study' / grid.name).resolve()
     execution.prepare(grid)
-    console.print(f'{grid.name}: checking {len(list(grid.points()))} models')
-    refused = grid.check()
+    print(f'{grid.name}: checking {len(list(grid.points()))} models')
+    grid.check()
     failed: List[str] = []
     if args.costs:
-        measure(grid, refused, folder)
+        models = map(grid.run, grid.points())
+        configs = {run.point: run.load() for run in models if run.point not in grid.refused}
+        found = costs.measure(configs, grid.cost)
+        write_json(folder / 'costs.json', dict(found, facts=execution.facts()), indent=1)
     elif not args.docs:
-        failed = train(grid, refused, folder, args.jobs)
-    found = results(grid, refused, folder)
+        failed = train(grid, folder, args.jobs)
+    shown = results(grid, folder)
     if args.docs:
-        publish(found, DOCS / grid.page.get('document', 'studies.md'))
+        publish(shown, DOCS / grid.page.get('document', 'studies.md'))
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f'# {grid.title}', '', *table(found), *draw(found, folder, '')]
+    lines = [f'# {grid.title}', '', *table(shown), *draw(shown, folder, '')]
     (folder / 'results.md').write_text('\n'.join(lines) + '\n')
     print(*lines, sep='\n')
-    console.print(f'Written: {folder / "results.md"}', soft_wrap=True)
+    print(f'Written: {folder / "results.md"}')
     return int(bool(failed))
 
 
-def train(grid: Grid, refused: Sequence[str], folder: Path, jobs: int) -> List[str]:
+def train(grid: Grid, folder: Path, jobs: int) -> List[str]:
     """Execute the search for learning rates and then all other runs; return those that failed."""
-    failed = execute(_search(grid, refused), folder, jobs, 'learning rates')
-    runs = _runs(grid, refused, folder)
+    failed = execute(grid.searches(), folder, jobs, 'learning rates')
+    runs = results(grid, folder).runs()
     failed += execute([run for run in runs if not run.teacher], folder, jobs, 'runs')
     return failed + execute([run for run in runs if run.teacher], folder, jobs, 'linearised models')
 
@@ -108,44 +107,21 @@ def execute(runs: List[Run], folder: Path, jobs: int, heading: str) -> List[str]
     """Execute the runs that have no result, and return the names of those that failed."""
     found = execution.records(folder, runs)
     left = [run for run in runs if 'metrics' not in found.get(run.name, {})]
-    if not left:
-        return []
-    console.print(f'{len(runs)} {heading}, {len(runs) - len(left)} are done')
     failed = []
-    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        bar = progress.add_task(heading, total=len(left))
-        for run, record in execution.execute_all(left, folder, jobs):
-            failed += [run.name] if 'error' in record else []
-            progress.advance(bar)
-            said = record.get('error') or f'{record["wall"]:.0f} s'
-            progress.print(f'{run.name}: {said}', soft_wrap=True)
+    for done, (run, record) in enumerate(execution.execute_all(left, folder, jobs), 1):
+        failed += [run.name] if 'error' in record else []
+        said = record.get('error') or f'{record["wall"]:.0f} s'
+        print(f'{heading}, {len(runs) - len(left) + done} of {len(runs)}, {run.name}: {said}')
     return failed
 
 
-def _search(grid: Grid, refused: Sequence[str]) -> List[Run]:
-    runs = [run for values in grid.points() for run in grid.search(values)]
-    return [run for run in runs if run.point not in refused]
-
-
-def _runs(grid: Grid, refused: Sequence[str], folder: Path) -> List[Run]:
-    rates = chosen_rates(grid, execution.records(folder, _search(grid, refused)))
-    return [run for run in grid.runs(rates) if run.point not in refused]
-
-
-def measure(grid: Grid, refused: Sequence[str], folder: Path) -> None:
-    """Measure the costs of all models in turns, and write ``costs.json``."""
-    runs = [run for run in map(grid.run, grid.points()) if run.point not in refused]
-    found = costs.measure({run.point: run.load() for run in runs}, grid.cost)
-    write_json(folder / COSTS, dict(found, facts=execution.facts()), indent=1)
-
-
-def results(grid: Grid, refused: dict, folder: Path) -> Results:
+def results(grid: Grid, folder: Path) -> Results:
     """Return what has been recorded with these settings."""
-    runs = [*_search(grid, refused), *_runs(grid, refused, folder)]
-    file = folder / COSTS
+    file = folder / 'costs.json'
     measured = json.loads(file.read_text()) if file.is_file() else {}
-    return Results(grid, execution.records(folder, runs), refused, measured)
+    found = Results(grid, execution.records(folder, grid.searches()), measured)
+    found.records.update(execution.records(folder, found.runs()))
+    return found
 
 
 def publish(found: Results, target: Path) -> None:
@@ -158,14 +134,16 @@ def publish(found: Results, target: Path) -> None:
     missing = [run.name for run in found.runs() if 'metrics' not in found.records.get(run.name, {})]
     if missing or not found.records:
         raise GridError(f'{grid.name} has no result of {", ".join(missing[:3])}: run it first')
-    page = replaced(
-        target.read_text(), grid, [*table(found), *draw(found, DOCS / 'images', f'{grid.name}_')]
-    )
-    content = dict(command=grid.command, notes=[*grid.notes], refused=found.refused)
+    lines = [*table(found), *draw(found, DOCS / 'images', f'{grid.name}_')]
+    try:
+        page = replaced(target.read_text(), f'<!-- study: {grid.name} -->', END, lines)
+    except ValueError as error:
+        raise GridError(f'{target}: {error}') from None
+    content = dict(command=grid.command, notes=[*grid.notes], refused=grid.refused)
     content.update(costs=found.costs, records=[*found.records.values()])
     write_json(DOCS / 'studies' / f'{grid.name}.json', content, indent=0)
     target.write_text(page)
-    console.print(f'Written: {target}')
+    print(f'Written: {target}')
 
 
 def run(argv: List[str]) -> int:
@@ -174,10 +152,10 @@ def run(argv: List[str]) -> int:
         with unwind_on_sigterm():
             return main(argv)
     except GridError as error:
-        console.print(f'error: {error}', style='red', soft_wrap=True, markup=False)
+        print(f'error: {error}')
         return 2
     except KeyboardInterrupt:
-        console.print('interrupted: the same command goes on')
+        print('interrupted: the same command goes on')
         return 130
 
 

@@ -1,6 +1,7 @@
 """Parameters, products, time and memory of models."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Dict, List
 
 import torch
@@ -49,7 +50,9 @@ def measure(configs: Dict[str, Config], cost: dict) -> Dict[str, dict]:
     device = torch.device(get_device())
     images = torch.randn(cost['batch'], 3, *cost['shape'], device=device)
     models = {name: initial_model(cfg, device=str(device)) for name, cfg in configs.items()}
-    calls = {name: _forward(model, images) for name, model in models.items()}
+    calls = {
+        name: partial(torch.no_grad()(Forward(model)), images) for name, model in models.items()
+    }
     for call in calls.values():
         call()
     times = interleave(calls, device, cost['rounds'], 0.0, processor_time=True)
@@ -65,16 +68,6 @@ def measure(configs: Dict[str, Config], cost: dict) -> Dict[str, dict]:
             bytes=peak_memory(_step(model, images), device),
         )
     return found
-
-
-def _forward(model: nn.Module, images: Tensor) -> Callable[[], object]:
-    runner = Forward(model)
-
-    def forward() -> object:
-        with torch.no_grad():
-            return runner(images)
-
-    return forward
 
 
 def _step(model: nn.Module, images: Tensor) -> Callable[[], object]:

@@ -3,9 +3,7 @@
 import json
 import math
 import os
-import platform
 import shlex
-import statistics
 import subprocess
 import sys
 import time
@@ -17,24 +15,20 @@ import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 
-from benchmarks.machine import commit, machine, openmmlab
+from benchmarks.machine import commit, machine, versions
 from mmlinattn.checkpoints import load_state_dict, save_checkpoint
 from mmlinattn.utils import write_json, write_text
 
 from .grid import ROOT, Grid, GridError, Run
 
-FRAMEWORKS = ('mmengine', 'mmcv', 'mmcv-lite', 'mmdetection', 'mmsegmentation', 'mmpretrain')
 RECORD = 'record.json'
 _running: Set[subprocess.Popen] = set()
 
 
 def facts() -> dict:
     """Return machine, versions and commit, which are needed to judge and to repeat the result."""
-    found = {name: openmmlab(name) for name in FRAMEWORKS}
-    versions = [f'Python {platform.python_version()}', f'torch {torch.__version__}']
-    versions += [f'{name} {found[name]}' for name in found if found[name] != 'not installed']
     where = machine(torch.device(get_device()))
-    return dict(machine=where, versions=', '.join(versions), commit=commit())
+    return dict(machine=where, versions=versions(), commit=commit())
 
 
 def prepare(grid: Grid) -> None:
@@ -95,10 +89,8 @@ def execute(run: Run, folder: Path) -> dict:
     record = dict(run=run.name, values=run.values, seed=run.seed, rate=run.rate)
     record.update(settings=run.settings, **facts())
     try:
-        made = _linearize(run, folder, here) if run.teacher else _train(run, here)
-        checkpoint, metrics = made[0], dict(train=made[1])
-        for split in run.splits:
-            metrics[split] = _test(run, split, checkpoint, here)
+        checkpoint = _linearize(run, folder, here) if run.teacher else _train(run, here)
+        metrics = {split: _test(run, split, checkpoint, here) for split in run.splits}
         _check_metrics(run, metrics)
         record['metrics'] = metrics
         if not run.search:
@@ -121,23 +113,22 @@ def _check_metrics(run: Run, metrics: Dict[str, dict]) -> None:
             raise ValueError(f'split {split}: metric {key} is {metrics[split][key]}, not finite')
 
 
-def _train(run: Run, here: Path) -> Tuple[Path, dict]:
-    """Run the command ``train``; return its last checkpoint and metrics."""
+def _train(run: Run, here: Path) -> Path:
+    """Run the command ``train``; return its last checkpoint."""
     config = _write(run.load(), here / 'configs/train.py')
     _command(here, 'train', config, '--work-dir', here, '--resume')
     # The file has the path of the time; the folder may have moved.
-    return here / Path((here / 'last_checkpoint').read_text()).name, _logged(here)
+    return here / Path((here / 'last_checkpoint').read_text()).name
 
 
-def _linearize(run: Run, folder: Path, here: Path) -> Tuple[Path, dict]:
-    """Run the command ``linearize``; return its checkpoint and metrics."""
+def _linearize(run: Run, folder: Path, here: Path) -> Path:
+    """Run the command ``linearize``; return its checkpoint."""
     assert run.teacher is not None and run.linearize is not None
     weights, out = weights_file(folder, run.teacher), here / 'linear'
     teacher = _write(run.teacher.load(), here / 'configs/teacher.py')
     words = [*linearize_options(run.linearize), '--seed', run.seed, '--no-score', '--resume']
     _command(here, 'linearize', teacher, weights, '--out', out, *words)
-    phases = [_logged(phase) for phase in sorted(out.glob('phase_*'))]
-    return out / 'model.pth', dict(seconds=sum(phase['seconds'] for phase in phases))
+    return out / 'model.pth'
 
 
 def linearize_options(options: dict) -> List[str]:
@@ -152,28 +143,6 @@ def linearize_options(options: dict) -> List[str]:
         else:
             found.append(str(value))
     return found
-
-
-def _logged(here: Path) -> dict:
-    """Return the loss of the last tenth of a training, its iterations and seconds.
-
-    Raises:
-        ValueError: it logged no loss.
-    """
-    found: Dict[int, dict] = {}  # later sessions replace what they have repeated
-    for file in sorted(here.glob('*/vis_data/scalars.json')):
-        for line in file.read_text().splitlines():
-            numbers = json.loads(line)
-            if {'step', 'loss', 'time'} <= numbers.keys():
-                found[numbers['step']] = numbers
-    if not found:
-        raise ValueError('the training logged no loss: give it at least 5 iterations')
-    last = max(found)
-    return dict(
-        loss=statistics.mean(of['loss'] for step, of in found.items() if step > 0.9 * last),
-        iterations=last,
-        seconds=round(last * statistics.mean(of['time'] for of in found.values()), 1),
-    )
 
 
 def _test(run: Run, split: str, checkpoint: Path, here: Path) -> Dict[str, float]:

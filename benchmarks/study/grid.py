@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import yaml
@@ -39,7 +39,7 @@ class Metric:
 
     Args:
         name: heading of its column.
-        split: split of the grid whose test gives it, or ``'train'``.
+        split: split of the grid whose test gives it.
         key: its name in the result of the split.
         factor: the page shows the number times this factor.
         digits: decimal places on the page.
@@ -163,11 +163,16 @@ class Grid:
     command: str = ''
 
     def __post_init__(self) -> None:
+        self.refused: Dict[str, str] = {}
         self.cost = {**dict(shape=[224, 224], batch=1, rounds=15), **self.cost}
         self.numbers = [Metric(name, **of) for name, of in self.metrics.items()]
+        self.axes = {
+            axis: {name: entry or {} for name, entry in names.items()}
+            for axis, names in self.axes.items()
+        }
         for axis, names in self.axes.items():
             for name, entry in names.items():
-                unknown = {*(entry or {})} - ENTRY
+                unknown = {*entry} - ENTRY
                 if unknown:
                     raise GridError(f'{axis} {name}: unknown {", ".join(sorted(unknown))}')
         for key in ('rows', 'columns', 'tables'):
@@ -188,12 +193,12 @@ class Grid:
         """Return the run of these names."""
         options, config, linearize, teacher = dict(self.options), self.config, None, None
         for axis, name in values.items():
-            entry = self.axes[axis][name] or {}
+            entry = self.axes[axis][name]
             if 'linearize' in entry:
                 linearize = {'attn': 'MALA', **self.linearize, **entry['linearize']}
                 of_teacher = {**values, axis: linearize.pop('teacher')}
                 teacher = self.run(of_teacher, seed, rate)
-                entry = self.axes[axis][of_teacher[axis]] or {}
+                entry = self.axes[axis][of_teacher[axis]]
             options.update(entry.get('options', {}))
             config = entry.get('config', config)
         required = [(of.split, of.key) for of in self.numbers]
@@ -209,18 +214,17 @@ class Grid:
         runs = [self.run(values, 0, rate) for rate in self.learning_rates]
         options = dict(self.search_options)
         for axis, name in values.items():
-            options.update((self.axes[axis][name] or {}).get('search_options', {}))
+            options.update(self.axes[axis][name].get('search_options', {}))
         if not options:
             return runs
-        splits = {CHOOSING: self.splits[CHOOSING]}
-        required = ((CHOOSING, self.numbers[0].key),)
-        return [
-            replace(
-                run, options={**run.options, **options}, splits=splits, required=required,
-                search=True,
-            )
-            for run in runs
-        ]  # fmt: skip
+        short: Dict[str, Any] = dict(splits={CHOOSING: self.splits[CHOOSING]}, search=True)
+        short.update(required=((CHOOSING, self.numbers[0].key),))
+        return [replace(run, options={**run.options, **options}, **short) for run in runs]
+
+    def searches(self) -> List[Run]:
+        """Return the runs that choose the learning rates of all points that are not refused."""
+        runs = [run for values in self.points() for run in self.search(values)]
+        return [run for run in runs if run.point not in self.refused]
 
     def runs(self, rates: Dict[str, float]) -> List[Run]:
         """Return the runs of the result, by seed: early results already allow a comparison.
@@ -230,49 +234,37 @@ class Grid:
                 a search.
         """
         found = []
-        more = [number for numbers in self.more_seeds.values() for number in numbers.values()]
-        for seed in range(max([self.seeds, *more])):
-            for values in self.points():
-                run = self.run(values, seed, rates.get('_'.join(values.values())))
-                if seed < self.seeds_of(values) and (not self.learning_rates or run.rate):
-                    found.append(run)
-        return found
+        for values in self.points():
+            more = [self.more_seeds.get(axis, {}).get(name, 0) for axis, name in values.items()]
+            point = '_'.join(values.values())
+            rate = rates.get(point)
+            if point not in self.refused and (rate or not self.learning_rates):
+                found += [self.run(values, seed, rate) for seed in range(max(self.seeds, *more))]
+        return sorted(found, key=lambda run: run.seed)
 
-    def seeds_of(self, values: Dict[str, str]) -> int:
-        """Return the number of seeds of a point."""
-        more = (self.more_seeds.get(axis, {}).get(name, 0) for axis, name in values.items())
-        return max(self.seeds, *more)
-
-    def check(self) -> Dict[str, str]:
-        """Check config and data of every point, and return why models refuse some, by point.
+    def check(self) -> None:
+        """Check config and data of every point; ``refused`` gets why models refuse some, by point.
 
         Raises:
             GridError: a point cannot run; with ``skip_unsupported`` a model may refuse.
         """
-        refused, checked = {}, set()
+        checked = set()
         for run in map(self.run, self.points()):
             try:
                 cfg = run.load()
-                why = refusal(cfg) if self.skip_unsupported else ''
-                if why:
-                    refused[run.point] = why
-                elif str(cfg.model) not in checked:
+                if self.skip_unsupported:
+                    try:
+                        build_model(Config(dict(model=cfg.model.backbone)))
+                    except ValueError as error:
+                        self.refused[run.point] = str(error)
+                        continue
+                if str(cfg.model) not in checked:
                     checked.add(str(cfg.model))
                     check_run(cfg, 'train', 'val')
                     for split in self.splits:
                         check_run(run.load(split), 'test')
             except Exception as error:  # configs can fail in any way
                 raise GridError(f'{run.point}: {error_text(error)}') from error
-        return refused
-
-
-def refusal(cfg: Config) -> str:
-    """Return why the backbone of a config refuses its attention, or '' if it accepts it."""
-    try:
-        build_model(Config(dict(model=cfg.model.backbone)))
-    except ValueError as error:
-        return str(error)
-    return ''
 
 
 @functools.cache

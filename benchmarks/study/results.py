@@ -44,19 +44,16 @@ class Results:
     Args:
         grid: the study.
         records: records by name of the run.
-        refused: reasons of missing runs, by point.
         costs: costs measured on an idle machine by point, and ``facts``; empty if there are none.
     """
 
     grid: Grid
     records: Dict[str, dict]
-    refused: Dict[str, str] = field(default_factory=dict)
     costs: Dict[str, dict] = field(default_factory=dict)
 
     def runs(self, **names: str) -> List[Run]:
         """Return the runs of the result with these names on some axes."""
         runs = self.grid.runs(chosen_rates(self.grid, self.records))
-        runs = [run for run in runs if run.point not in self.refused]
         return [run for run in runs if names.items() <= run.values.items()]
 
     def values(self, quantity: Quantity, **names: str) -> List[float]:
@@ -73,7 +70,7 @@ class Results:
     def cell(self, quantity: Quantity, **names: str) -> str:
         """Return a cell: mean, deviation and number of seeds, or why there is no number."""
         points = ['_'.join(of.values()) for of in self.grid.points() if names.items() <= of.items()]
-        if {*points} <= {*self.refused}:
+        if {*points} <= {*self.grid.refused}:
             return 'refused'
         values, digits = self.values(quantity, **names), quantity.digits
         if not values:
@@ -99,12 +96,13 @@ def table(results: Results) -> List[str]:
             lines += [f'## {title(grid, axis, name)}', '']
         for part in _tables(results, {axis: name} if axis else {}):
             lines += [*part, '']
-    return [*lines, *_rates(results), *_gaps(results), '', *_made_with(results)]
+    gaps = _gaps(results)
+    return [*lines, *_rates(results), *gaps, *[''] * bool(gaps), *_made_with(results)]
 
 
 def title(grid: Grid, axis: str, name: str) -> str:
     """Return the title of a name on an axis."""
-    return (grid.axes[axis][name] or {}).get('title', name)
+    return grid.axes[axis][name].get('title', name)
 
 
 def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
@@ -113,27 +111,28 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
     costs = COSTS if results.costs else ()
     known: Dict[str, Quantity] = {of.name: of for of in (*grid.numbers, *costs)}
     shown = [known[name] for name in grid.page.get('quantities', known) if name in known]
-    names = {name: title(grid, rows, name) for name in grid.axes[rows]}
-    if not columns:
-        body = [
-            [head, *(results.cell(of, **fixed, **{rows: name}) for of in shown)]
-            for name, head in names.items()
+    # Heading, quantity and name on the axis of columns of each column of each table.
+    parts = [[(of.name, of, {}) for of in shown]]
+    if columns:
+        more = [(of.name, of, {}) for of in costs] if len(shown) == 1 else []
+        names = {name: title(grid, columns, name) for name in grid.axes[columns]}
+        parts = [
+            [*((f'{head}, {of.name}', of, {columns: name}) for name, head in names.items()), *more]
+            for of in shown
         ]
-        return [tables.markdown([rows, *(of.name for of in shown)], body)]
-    parts = []
-    for quantity in shown:
-        heads = [f'{title(grid, columns, of)}, {quantity.name}' for of in grid.axes[columns]]
-        body = [
-            [head, *(results.cell(quantity, **fixed, **{rows: name, columns: column})
-                     for column in grid.axes[columns])]
-            for name, head in names.items()
-        ]  # fmt: skip
-        if len(shown) == 1:
-            heads += [of.name for of in costs]
-            for line, name in zip(body, names):
-                line += [results.cell(of, **fixed, **{rows: name}) for of in costs]
-        parts.append(tables.markdown([rows, *heads], body))
-    return parts
+    return [
+        tables.markdown(
+            [rows, *(heading for heading, _, _ in part)],
+            [
+                [
+                    title(grid, rows, name),
+                    *(results.cell(of, **fixed, **{rows: name}, **at) for _, of, at in part),
+                ]
+                for name in grid.axes[rows]
+            ],
+        )
+        for part in parts
+    ]
 
 
 def _rates(results: Results) -> List[str]:
@@ -159,7 +158,7 @@ def _rates(results: Results) -> List[str]:
 def _gaps(results: Results) -> List[str]:
     """Return one line per gap of the tables, and the notes of the grid."""
     reasons: Dict[str, List[str]] = {}
-    for point, why in results.refused.items():
+    for point, why in results.grid.refused.items():
         reasons.setdefault(why.split(';')[0], []).append(f'`{point}`')
     lines = [f'- Refused: {", ".join(points)}: {why}.' for why, points in reasons.items()]
     errors = {name: of['error'] for name, of in results.records.items() if 'error' in of}
@@ -168,17 +167,13 @@ def _gaps(results: Results) -> List[str]:
 
 
 def _made_with(results: Results) -> List[str]:
-    done = [record for record in results.records.values() if 'metrics' in record]
-    lines = [
-        f'- {len(done)} runs, {sum(of["wall"] for of in done) / 60:.0f} minutes of one process.'
-    ]
-    for fact in ('machine', 'versions') if done else ():
-        lines.append(f'- {fact.capitalize()}: {"; ".join(sorted({of[fact] for of in done}))}.')
-    if done:
-        commits = {of['commit'].removesuffix(CHANGED)[:10] for of in done}
-        changed = sum(CHANGED in of['commit'] for of in done)
+    found = [record['commit'] for record in results.records.values() if 'metrics' in record]
+    lines = []
+    if found:
+        commits = ', '.join(sorted({commit.removesuffix(CHANGED)[:10] for commit in found}))
+        changed = sum(CHANGED in commit for commit in found)
         note = f'; {changed} of the runs with uncommitted changes' if changed else ''
-        lines.append(f'- Commit: {", ".join(sorted(commits))}{note}.')
+        lines.append(f'- Commit: {commits}{note}.')
     if results.costs:
         facts, batch = results.costs['facts'], results.grid.cost['batch']
         lines.append(
@@ -186,18 +181,6 @@ def _made_with(results: Results) -> List[str]:
             f'an idle {facts["machine"]}, commit {facts["commit"][:10]}.'
         )
     return [*lines, f'- Command: `{results.grid.command}`.']
-
-
-def replaced(text: str, grid: Grid, lines: List[str]) -> str:
-    """Return a page with these lines in the place of the study.
-
-    Raises:
-        GridError: the page has no such place, or two.
-    """
-    try:
-        return tables.replaced(text, f'<!-- study: {grid.name} -->', END, lines)
-    except ValueError as error:
-        raise GridError(str(error)) from None
 
 
 def draw(results: Results, folder: Path, prefix: str) -> List[str]:

@@ -1,6 +1,5 @@
 """The benchmark of a GPU, without one: tiny sizes, Triton's interpreter."""
 
-import json
 import math
 import os
 import subprocess
@@ -12,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu, jobs, report
+from benchmarks import gpu, jobs
 from benchmarks.cases import Setup
+from benchmarks.cases.problems import OPERATORS, TIMED, Problem
 from benchmarks.gpu_suite import checks
-from benchmarks.gpu_suite.problems import OPERATORS, TIMED, Problem
 
 pytest.importorskip('triton')
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
@@ -34,7 +33,7 @@ def states(folder, section) -> list:
 def test_tiny_run_of_all_sections_and_resume(tmp_path, monkeypatch):
     assert main(tmp_path) == 0
     done = [name for name in gpu.SECTIONS if set(states(tmp_path, name)) == {'done'}]
-    assert {'machine', 'correctness', 'host', 'operators', 'models', 'profile'} <= {*done}
+    assert {'machine', 'correctness', 'host', 'operators', 'models'} <= {*done}
     assert set(states(tmp_path, 'robustness')) <= {'done', 'left'}
     rows = jobs.rows_of(jobs.read(tmp_path / 'correctness.json'))
     assert all({'output', 'dq', 'dk', 'dv'} <= row.keys() for row in rows)
@@ -60,15 +59,16 @@ def test_tiny_run_of_all_sections_and_resume(tmp_path, monkeypatch):
 def test_wrong_result_is_named(tmp_path, capsys, monkeypatch, section, change, message):
     original, calls = OPERATORS['additive'], []
 
-    def run(*args, **options):
+    def run(setup, x, **options):
         calls.append(1)
-        return change(original.run(*args, **options), len(calls))
+        out = original.run(setup, x, **options)
+        return out if out.dtype == torch.float64 else change(out, len(calls))
 
     for name in list(OPERATORS):
         monkeypatch.delitem(OPERATORS, name)
     monkeypatch.setattr(checks, 'TIMED', [])
     monkeypatch.setitem(OPERATORS, 'additive', replace(original, run=run))
-    assert main(tmp_path, '--only', section, '--docs') == 1
+    assert main(tmp_path, '--only', section) == 1
     for text in (capsys.readouterr().out, (tmp_path / 'report.md').read_text()):
         assert f'{section}, additive' in text and message in text
     OPERATORS['additive'] = original
@@ -99,7 +99,7 @@ def test_sections_share_the_time_and_a_second_call_resumes(tmp_path, monkeypatch
         yield {'name': name}
 
     def section(name, count) -> jobs.Section:
-        found = {f'{name}{i}': [partial(step, f'{name}{i}')] for i in range(count)}
+        found = {f'{name}{i}': partial(step, f'{name}{i}') for i in range(count)}
         return jobs.Section(name, name, 1, lambda session: dict(found), list)
 
     def call(seconds, key='x') -> list:
@@ -125,34 +125,14 @@ def test_sections_share_the_time_and_a_second_call_resumes(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_jobs_run_side_by_side_and_one_may_break_its_process():
-    good = [partial(list, [{'a': 1}])]
-    run = {'a': good, 'died': [partial(os._exit, 3)], 'unknown': [lambda: []], 'b': good}
+    good = partial(list, [{'a': 1}])
+    run = {'a': good, 'died': partial(os._exit, 3), 'unknown': lambda: [], 'b': good}
     results = dict(jobs._execute(run, 2, math.inf))
     found = {name: (result['state'], result['rows']) for name, result in results.items()}
     assert found['a'] == found['b'] == ('done', [{'a': 1}])
     assert found['died'] == found['unknown'] == ('failed', [])
     assert results['died']['why'] == 'its process died'
     assert 'pickle' in results['unknown']['why'].lower()
-
-
-def test_results_are_published(tmp_path, benchmark_page):
-    for argv in (['--only', 'machine'], ['--minutes', '0']):
-        assert main(tmp_path / 'out', *argv, '--docs') == 0
-        page = benchmark_page.read_text()
-        assert page.count('## GPU session') == page.count(report.begin('gpu')) == 1
-        assert '| copy bandwidth, GB/s |' in page.split(report.begin('gpu'))[1]
-    record = json.loads((tmp_path / 'benchmarks' / 'gpu.json').read_text())
-    assert {'commit', 'machine', 'versions', 'tables'} <= record.keys()
-    assert main(tmp_path / 'empty', '--minutes', '0', '--docs') == 1
-
-
-def test_loaded_kernels_are_found():
-    from triton.compiler import CompiledKernel
-
-    kernel, unloaded = (CompiledKernel.__new__(CompiledKernel) for _ in range(2))
-    kernel.n_regs = 40
-    found = [id(x) for x in checks._compiled()]
-    assert id(kernel) in found and id(unloaded) not in found
 
 
 @pytest.mark.slow

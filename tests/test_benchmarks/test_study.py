@@ -15,6 +15,7 @@ import yaml
 
 pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra "cls"')
 
+from benchmarks import tables
 from benchmarks.study import __main__ as program
 from benchmarks.study import execution, results
 from benchmarks.study import grid as grids
@@ -64,7 +65,7 @@ def tiny(tmp_path, monkeypatch):
 def record(run, score, **more):
     """The record of a run with a score of its first metric."""
     facts = dict(machine='m', versions='v', commit='0' * 40, wall=60.0)
-    metrics = dict(train=dict(loss=1.0), val={'accuracy/top1': score})
+    metrics = dict(val={'accuracy/top1': score})
     return dict(run=run.name, values=run.values, seed=run.seed, rate=run.rate, metrics=metrics,
                 **facts, **more)  # fmt: skip
 
@@ -78,7 +79,7 @@ def test_a_study_trains_tests_and_shows(tiny, tmp_path, capsys):
         assert re.search(rf'\| {name} \| \d+\.\d \(1\) \|', text)
         (folder,) = (tmp_path / 'out/runs').glob(f'{name}_seed0-*')
         found = json.loads((folder / 'record.json').read_text())
-        assert found['metrics']['train']['loss'] > 0 and 'error' not in found
+        assert [*found['metrics']] == ['val'] and 'error' not in found
         weights = torch.load(tmp_path / f'out/weights/{name}_seed0.pth', weights_only=True)
         assert weights['meta']['attn_cfg'] == {'type': f'{name}Attention'}
         assert not [*folder.rglob('*.pth')]  # of weights there is one file
@@ -175,7 +176,8 @@ def test_a_table_has_means_deviations_and_gaps(tiny):
         Softmax_small=dict(params=2e6, conv_linear=1, total=1, ms=[1.5, 1, 2], bytes=2**20)
     )
     costs['facts'] = dict(machine='idle', commit='1' * 40)
-    page = '\n'.join(results.table(results.Results(grid, found, {'Softmax_large': 'no'}, costs)))
+    grid.refused = {'Softmax_large': 'no'}
+    page = '\n'.join(results.table(results.Results(grid, found, costs)))
     assert '| model | small, accuracy | Large, accuracy | parameters, M |' in page
     assert '| Softmax | 52.0 ± 2.8 (2) | refused | 2.00 |' in page
     assert '| Hydra | failed | 7.0 (1) |' in page
@@ -198,6 +200,19 @@ def test_pages_of_docs_are_replaced(tiny, tmp_path, monkeypatch):
     assert 'old' not in text and '| Hydra | 60.0 (1) |' in text and text.endswith('after\n')
     assert (tmp_path / 'images/tiny_ranking.png').is_file()
     assert len(json.loads((tmp_path / 'studies/tiny.json').read_text())['records']) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [path.stem for path in grids.GRIDS.glob('*.yml')])
+def test_pages_show_what_the_committed_records_give(root, tmp_path, name):
+    content = json.loads((root / f'docs/studies/{name}.json').read_text())
+    grid = grids.build(dict(grids.read(grids.GRIDS / f'{name}.yml'), command=content['command']))
+    records = {record['run']: record for record in content['records']}
+    grid.refused = content['refused']
+    found = results.Results(grid, records, content['costs'])
+    lines = [*results.table(found), *results.draw(found, tmp_path, f'{name}_')]
+    page = (root / 'docs' / grid.page.get('document', 'studies.md')).read_text()
+    assert page == tables.replaced(page, f'<!-- study: {name} -->', results.END, lines)
 
 
 def test_a_linearised_model_has_a_teacher(tiny):

@@ -15,6 +15,8 @@ from tests.pictures import check_picture
 pytestmark = pytest.mark.slow
 
 QUICK = Effort(min_rounds=1, min_seconds=0.0)
+ARCH = dict(embed_dims=(32, 64, 128, 256), depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
+NANO = Case('nano', 'backbone', '', lambda setup: backbones._ravlts(setup, ARCH))
 
 
 def setup(hw_shape=(4, 6), dtype=torch.float32) -> Setup:
@@ -57,13 +59,13 @@ def test_segformers_have_as_many_weights_as_those_of_mmsegmentation(name):
 @pytest.mark.parametrize('mode', MODES)
 def test_channels_first_backbone_agrees(mode):
     small = replace(setup((32, 64), torch.float64), batch=1)
-    results = list(run_case(CASES['ravlt-nano'], [small], mode, QUICK))
+    results = list(run_case(NANO, [small], mode, QUICK))
     assert [result.error is None for result in results] == [True, False, False, False]
     assert {result.tokens for result in results} == {8 * 16}
 
 
 def test_channels_first_backbone_keeps_maps_contiguous():
-    model = CASES['ravlt-nano'].build(setup((64, 96)))['channels first'].call
+    model = NANO.build(setup((64, 96)))['channels first'].call
     seen = []
     hook = torch.nn.modules.module.register_module_forward_hook(
         lambda module, _, out: (
@@ -166,9 +168,10 @@ def test_cases_of_one_mode_share_a_table():
         assert f'\n| {name}: mmlinattn | 2.00 ± 0.5 ms, 1.00 MiB |' in text
 
 
-def test_runner_writes_its_files(tmp_path, capsys):
+def test_runner_writes_its_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(CASES, 'nano', NANO)
     argv = (
-        '--cases rala ravlt-nano --tokens 16 64 --images 64x64 --heads 1 --head-dim 8 --rounds 1 '
+        '--cases rala nano --tokens 16 64 --images 64x64 --heads 1 --head-dim 8 --rounds 1 '
         f'--quick --threads 1 --out {tmp_path}'
     ).split()
     assert run.main(argv) == 0

@@ -14,7 +14,7 @@ from mmlinattn.ops import (
 )
 from mmlinattn.ops.common import numerics
 
-# Output and gradients, as benchmarks/gpu_suite/problems.py.
+# Output and gradients, as benchmarks/cases/problems.py.
 TOLERANCES = {torch.bfloat16: (1e-2, 3e-2), torch.float16: (1e-3, 4e-3)}
 HEADS = 2
 

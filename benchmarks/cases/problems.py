@@ -1,4 +1,4 @@
-"""Test inputs of every operator, and errors relative to the exact results."""
+"""Inputs of every operator, and errors relative to its torch form in float64."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mmlinattn import ops
 
-from ..baselines import exact
-from ..cases import Setup
-from ..cases.operators import DECAY, MAX_DISTANCE, NUM_ANCHORS
 from ..measure import difference
+from .registry import Setup
+
+MAX_DISTANCE, NUM_ANCHORS, DECAY = 4, 64, 0.1  # of ripple attention and of random walks
 
 # Relative errors of an output, of a gradient, and of a gradient that is a sum over tokens: that of
 # a parameter, and every gradient if the output is summed up. The first two are about four times the
@@ -33,7 +33,6 @@ class Operator:
 
     Args:
         run: computes the output from a setup, the tensors, ``key_padding_mask`` and ``backend``.
-        exact: computes it from the setup, the tensors in float64 and ``keep``, (B, 1, N, 1).
         features: True if queries and keys are non-negative features.
         extra: returns the tensors with a gradient besides q, k and v, by name.
         backends: backends that are compared with float64.
@@ -42,7 +41,6 @@ class Operator:
     """
 
     run: Callable[..., Tensor]
-    exact: Callable[[Setup, Sequence[Tensor], Tensor], Tensor]
     features: bool = False
     extra: Callable[[Setup], Dict[str, Tensor]] = lambda setup: {}
     backends: Tuple[str, ...] = ('triton', 'torch')
@@ -84,21 +82,15 @@ def _run_learnt(setup: Setup, x: Sequence[Tensor], **options) -> Tensor:
     return ops.linear_attention(*features, x[2], **options)
 
 
-def _exact_learnt(setup: Setup, x: Sequence[Tensor], keep: Tensor) -> Tensor:
-    q, k = (exact.learnt(tokens, *x[3:]) for tokens in x[:2])
-    return exact.linear(q, k, x[2], keep)
-
-
 def _walk(steps: Optional[int]) -> Operator:
     return Operator(
         lambda s, x, **options: ops.random_walk_attention(*x, decay=DECAY, steps=steps, **options),
-        lambda s, x, keep: exact.random_walk(x, keep, DECAY, steps),
         extra=_anchors,
         timed=steps in (None, 1),
     )
 
 
-def _family(name: str, call: Callable, form: Callable, rotary: bool) -> Dict[str, Operator]:
+def _family(name: str, call: Callable, rotary: bool) -> Dict[str, Operator]:
     """Return an operator, its cross-attention, and its packed images with rotary position."""
 
     def alone(s: Setup, x: Sequence[Tensor], **options) -> Tensor:
@@ -110,16 +102,10 @@ def _family(name: str, call: Callable, form: Callable, rotary: bool) -> Dict[str
     def packed(s: Setup, x: Sequence[Tensor], **options) -> Tensor:
         return call(*x, packed=images(s), rotary=ops.Rotary(images(s), s.head_dim), **options)
 
-    def packed_exact(s: Setup, x: Sequence[Tensor], keep: Tensor) -> Tensor:
-        parts = zip(*(images(s).split(t, 2) for t in (*x, keep)), images(s).hw_shapes)
-        return torch.cat([form(*part) for part in parts], 2)
-
     return {
-        name: Operator(alone, lambda s, x, keep: form(*x, keep, s.hw_shape if rotary else None)),
-        f'{name}, cross': Operator(
-            cross, lambda s, x, keep: form(*x, keep), tokens='cross', timed=False
-        ),
-        f'{name}, packed': Operator(packed, packed_exact, tokens='packed', timed=False),
+        name: Operator(alone),
+        f'{name}, cross': Operator(cross, tokens='cross', timed=False),
+        f'{name}, packed': Operator(packed, tokens='packed', timed=False),
     }
 
 
@@ -127,26 +113,23 @@ _elu1 = partial(ops.linear_attention, feature_map='elu+1')
 OPERATORS: Dict[str, Operator] = {
     'linear': Operator(
         lambda s, x, **options: ops.linear_attention(*x, **options),
-        lambda s, x, keep: exact.linear(x[0], x[1], x[2], keep),
         features=True,
     ),
-    **_family('rala', ops.rala_attention, exact.rala, rotary=True),
+    **_family('rala', ops.rala_attention, rotary=True),
     'random-walk': _walk(None),
     'ripple': Operator(
         lambda s, x, **options: ops.ripple_attention(*x, hw_shape=s.hw_shape, **options),
-        lambda s, x, keep: exact.ripple(x, keep, s.hw_shape),
         features=True,
         extra=_rings,
     ),
-    **_family('mala', ops.mala_attention, exact.mala, rotary=True),
-    'linear, learnt features': Operator(_run_learnt, _exact_learnt, extra=_learnt),
-    **_family('linear, elu+1', _elu1, exact.linear_elu1, rotary=False),
+    **_family('mala', ops.mala_attention, rotary=True),
+    'linear, learnt features': Operator(_run_learnt, extra=_learnt),
+    **_family('linear, elu+1', _elu1, rotary=False),
     'random-walk, 1 step': _walk(1),
     'random-walk, 2 steps': _walk(2),
     'random-walk, 7 steps': _walk(7),
     'additive': Operator(
         lambda s, x, **options: ops.additive_attention(*x, **options),
-        lambda s, x, keep: exact.additive(x, keep),
         extra=lambda s: {name: s.randn(s.heads, s.head_dim) for name in ('w_q', 'w_k')},
         backends=('torch',),
     ),
@@ -209,13 +192,12 @@ class Problem:
         return (out.detach(), *torch.autograd.grad(out, [*self.leaves.values()], self.grad))
 
     def exact(self) -> Tuple[Tensor, ...]:
-        """Return output and gradients in float64."""
-        leaves = [x.detach().double().requires_grad_() for x in self.leaves.values()]
-        keep = torch.ones_like(leaves[1][:, :1, :, :1]).detach()
-        if self.mask is not None:
-            keep = (~self.mask).double()[:, None, :, None]
-        out = OPERATORS[self.name].exact(self.setup, leaves, keep)
-        return (out.detach(), *torch.autograd.grad(out, leaves, self.grad.double()))
+        """Return output and gradients of the torch form in float64.
+
+        Tests compare it with the definitions of the package, which are N x N, too large here.
+        """
+        leaves = {name: self.setup.leaf(x.detach().double()) for name, x in self.leaves.items()}
+        return replace(self, leaves=leaves, grad=self.grad.double()).step('torch')
 
     def of_head(self, i: int, got: Sequence[Tensor]) -> Tuple['Problem', List[Optional[Tensor]]]:
         """Return the problem of head i of image i and its part of ``got``, None for sums."""
