@@ -77,6 +77,10 @@ class SMCAEncoder(BaseModule):
 
     Attributes:
         layer_attn_cfgs: attention of each layer.
+
+    Raises:
+        ValueError: the number of attentions differs from ``num_layers``.
+        KeyError, TypeError: an attention is unknown, or lacks an option.
     """
 
     def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:

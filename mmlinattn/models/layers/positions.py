@@ -391,6 +391,9 @@ def build_position(
         cfg: name or config of a registered position, or None.
         head_dim, num_heads: channels per head and heads of the attention.
 
+    Raises:
+        ValueError: the position is unknown; the message names the registered ones.
+
     Example:
         >>> type(build_position('RotaryPosition', 32, 6)).__name__
         'RotaryPosition'

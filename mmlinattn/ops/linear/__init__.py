@@ -98,7 +98,8 @@ def rala_attention(
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'`` (table 9).
         token_weights: replaces ``a`` (table 10): broadcastable to (B, heads, N), mean 1 over the
             tokens. Ones switch the augmentation of keys and values off.
-        others: see :func:`linear_attention`, also for dtypes and errors.
+        v, rotary, key_padding_mask, eps, cross, packed, backend: see :func:`linear_attention`,
+            also for dtypes and errors.
 
     Returns:
         (B, heads, N, d_v) in the dtype of ``q``.
@@ -140,7 +141,8 @@ def mala_attention(
         q, k: projected tokens before the feature map, (B, heads, N, d).
         eps: added to the divisor.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'``.
-        others: see :func:`linear_attention`, also for dtypes and errors.
+        v, rotary, key_padding_mask, cross, packed, backend: see :func:`linear_attention`, also
+            for dtypes and errors.
 
     Returns:
         (B, heads, N, d_v) in the dtype of ``v``.
