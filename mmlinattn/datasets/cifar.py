@@ -30,8 +30,8 @@ class CIFAR100Binary(BaseDataset):
     Args:
         data_root: folder or URL with ``train.bin``, ``test.bin`` and ``fine_label_names.txt``.
         split: ``'train'`` or ``'test'``.
-        others: see MMEngine's ``BaseDataset``. ``metainfo=dict(classes=...)`` overrides the names
-            of the file.
+        kwargs: options of MMEngine's ``BaseDataset``. ``metainfo=dict(classes=...)`` overrides the
+            names of the file.
 
     Samples, before the pipeline:
         ``img`` (32, 32, 3) uint8, BGR; ``gt_label`` in 0..99, the fine label.

@@ -22,7 +22,7 @@ class ImageNetV2(BaseDataset):
 
     Args:
         data_root: folder or URL of one of the three sets, with the folders ``0`` to ``999``.
-        others: see MMEngine's ``BaseDataset``.
+        kwargs: options of MMEngine's ``BaseDataset``.
 
     Samples, before the pipeline:
         ``img_path``; ``gt_label`` in 0..999.

@@ -22,8 +22,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     calls its option the same.
 
     Args:
-        others: see MMEngine's DefaultOptimWrapperConstructor. ``paramwise_cfg`` must have
-            ``layer_decay_rate``, in (0, 1].
+        optim_wrapper_cfg, paramwise_cfg: as in MMEngine's DefaultOptimWrapperConstructor.
+            ``paramwise_cfg`` must have ``layer_decay_rate``, in (0, 1].
 
     Raises:
         ValueError: ``layer_decay_rate`` is missing or outside of (0, 1], or the optimizer has no

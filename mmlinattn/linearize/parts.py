@@ -49,7 +49,7 @@ def options_of(model_cfg: ConfigDict, part: str) -> ConfigDict:
 def inputs_of(
     model: BaseModel, part: str, images: Tensor, data_samples: Optional[list] = None
 ) -> Dict[str, Any]:
-    """Return the arguments of a part, which :func:`outputs_of` takes.
+    """Return the arguments of ``forward`` of a backbone or encoder for images, by their names.
 
     Args:
         model: the whole model.

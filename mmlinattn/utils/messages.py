@@ -53,7 +53,7 @@ FILTER = KnownMessageFilter()
 
 
 def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
-    """Hide the messages of the list in what a logger prints; its log file keeps them.
+    """Filter :data:`MESSAGES` out of the console output of a logger; its log file keeps them.
 
     Returns:
         the handlers that did not hide them before.
@@ -66,7 +66,7 @@ def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
 
 
 def hide_known_messages() -> List[logging.Handler]:
-    """Hide the messages of the list among warnings and in MMEngine's log until the process ends.
+    """Filter :data:`MESSAGES` out of warnings and MMEngine's console log until the process ends.
 
     Returns:
         see :func:`hide_on_console`.
@@ -82,7 +82,7 @@ def hide_known_messages() -> List[logging.Handler]:
 
 @contextlib.contextmanager
 def known_messages_hidden() -> Iterator[None]:
-    """Hide the messages of the list among warnings, logs and prints inside the block."""
+    """Filter :data:`MESSAGES` out of warnings, logs and prints inside the block."""
     printed = io.StringIO()
     with warnings.catch_warnings():
         filtered = hide_known_messages()

@@ -26,9 +26,9 @@ class ModelEMAHook(EMAHook):
 
     Args:
         score: metric that ranks the weights, higher is better.
-        others: see MMEngine's EMAHook. ``momentum`` is 1 - decay: with a decay of 0.99996 for 512
-            images a step, ``1 - 0.99996 ** (batch_size / 512)``. ``update_buffers=True`` also
-            averages the running statistics of batch norms.
+        kwargs: options of MMEngine's EMAHook. ``momentum`` is 1 - decay: with a decay of 0.99996
+            for 512 images a step, ``1 - 0.99996 ** (batch_size / 512)``. ``update_buffers=True``
+            also averages the running statistics of batch norms.
 
     Raises:
         ValueError: after a validation, its metrics do not include ``score``.

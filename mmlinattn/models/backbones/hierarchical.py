@@ -43,6 +43,10 @@ class HierarchicalBackbone(Backbone):
 
     Returns:
         tuple of maps (B, C_i, H_i, W_i), contiguous, or (B, C_i) with another ``out_type``.
+
+    Raises:
+        ValueError: the architecture or an option value is unknown.
+        KeyError: the attention is unknown.
     """
 
     stages: ModuleList

@@ -40,8 +40,18 @@ STRIDE = 32
 class RAVLTBlock(BaseModule):
     """Conditional position encoding, attention and feed-forward layer with residual connections.
 
-    Its arguments are those of :class:`TransformerBlock`, and ``cpe``, which adds a 3x3 depth-wise
-    convolution of the input. It provides ``rotary``, ``lepe`` and ``gate`` of the released models.
+    The block offers ``rotary=True``, ``lepe=5`` and ``gate='proj'``, the options of the released
+    models. ``SoftmaxAttention`` and its subclasses take them. RALA and MALA ignore the offer, since
+    the same values are their defaults; all other attentions keep their own defaults. An option in
+    ``attn_cfg`` always comes first.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
+        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`.
+        drop_path: rate of stochastic depth.
+        layer_scale_init: initial value of the scales of the channels.
+        cpe: add a 3x3 depth-wise convolution of the input (conditional position encoding).
     """
 
     def __init__(

@@ -46,6 +46,11 @@ class TransformerBlock(BaseModule):
             before the attention.
         backbone_options: options provided to the attention, see
             :func:`mmlinattn.models.layers.build_attention`.
+
+    Raises:
+        TypeError: an option of the block is misspelt.
+        ValueError: ``ffn`` or ``act`` is unknown.
+        KeyError: the attention is unknown.
     """
 
     def __init__(

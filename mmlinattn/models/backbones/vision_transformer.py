@@ -32,10 +32,13 @@ class ViT(Backbone):
     like rename their weights.
 
     Args:
-        arch: a name in ``ViT.architectures``, such as ``'deit-s'``, ``'l16'``, ``'deit3-b'``,
-            ``'dinov2-s-reg'``, ``'dinov3-l'``, ``'clip-b16'`` or ``'siglip-b16'``; or by size
-            ``'tiny'``, ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or a dict
-            with ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
+        arch: a name in ``ViT.architectures``: ``'deit-t'`` to ``'deit-b'``, ``'b16'``, ``'b32'``,
+            ``'l16'``, ``'h14'``, ``'deit3-s'`` to ``'deit3-h'``, ``'dinov2-s'`` to ``'dinov2-g'``
+            and with registers ``'dinov2-s-reg'``, ..., ``'dinov3-s'``, ``'dinov3-s-plus'``,
+            ``'dinov3-b'``, ``'dinov3-l'``, ``'dinov3-h-plus'``, ``'clip-b32'``, ``'clip-b16'``,
+            ``'clip-l14'``, ``'siglip-b16'``, ``'vittt-t'`` to ``'vittt-b'``; or by size ``'tiny'``,
+            ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or a dict with
+            ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
             ``patch_size``, ``drop_path_rate``, any of the options below whose default is None,
             ``norm_eps``, ``patch_bias`` (bias of the patches), ``key_bias`` (bias of the keys of
             softmax attention), ``final_norm`` (norm of the last output) and ``cpe`` (conditional
@@ -80,9 +83,12 @@ class ViT(Backbone):
         tuple of lists of (1, C, ceil(H_i / p), ceil(W_i / p)), or of (B, C).
 
     Raises:
-        ValueError: the patch size does not divide the image size, an attention does not support
-            extra tokens, rotary position or packed images, loaded positions cannot be resized, an
-            image of a list is empty; an option is unknown, out of range, or without effect.
+        ValueError: ``out_type='cls_token'`` with a layer without class token, ``cls_token_from`` is
+            not a layer, the patch size does not divide the image size, an attention does not
+            support extra tokens, rotary position or packed images, loaded positions cannot be
+            resized, a listed image is empty or has other channels; an option is unknown, out of
+            range, or without effect (``act``).
+        KeyError: the attention is unknown.
 
     Example:
         >>> ripple = ['RippleAttention'] * 9 + ['LinearAttention'] * 3

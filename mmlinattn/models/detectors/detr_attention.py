@@ -16,6 +16,9 @@ from torch import nn
 def build_detr_attention(**cfg: Any) -> nn.Module:
     """Build the attention of a layer: mmcv's ``MultiheadAttention``, or that of ``type``.
 
+    Raises:
+        KeyError: the type is not registered.
+
     Example:
         >>> cfg = dict(embed_dims=32, num_heads=4, dropout=0.0)
         >>> type(build_detr_attention(**cfg)).__name__
@@ -114,8 +117,10 @@ class DINOWithAttention(_TypedAttention, DINO):
 class Mask2FormerHeadWithAttention(Mask2FormerHead):
     """MMDetection's Mask2FormerHead with the attention of ``type`` in the decoder's layers.
 
-    ``self_attn_cfg`` and ``cross_attn_cfg`` of the ``transformer_decoder`` may have a ``type``, as
-    in :class:`DETRWithAttention`.
+    Args:
+        transformer_decoder: as in Mask2FormerHead. ``self_attn_cfg`` and ``cross_attn_cfg`` of
+            ``layer_cfg`` may have a ``type``, as in :class:`DETRWithAttention`.
+        args, kwargs: options of Mask2FormerHead.
     """
 
     def __init__(self, *args: Any, transformer_decoder: dict, **kwargs: Any) -> None:

@@ -139,14 +139,12 @@ class SMCA(DETR):
     ) -> SampleList:
         """Predict boxes that do not depend on the other images of the batch.
 
-        Images of one size run together. Of others the encoder takes the packed tokens. All other
-        parts take them one by one: a backbone would spread padding over the border. An image
-        without pixels has no boxes.
+        Images of one size run together, others one by one: a backbone would spread padding over
+        the border. An image without pixels has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):
             return super().predict(batch_inputs, batch_data_samples, rescale)
-        images, unpadded_samples, real = [], [], []
         for image, sample, (height, width) in zip(batch_inputs, batch_data_samples, sizes):
             if height == 0 or width == 0:
                 scores = image.new_zeros(0)
@@ -155,33 +153,9 @@ class SMCA(DETR):
                 continue
             unpadded = sample.new()
             unpadded.set_metainfo(dict(batch_input_shape=(height, width)))
-            images.append(image[None, :, :height, :width])
-            unpadded_samples.append(unpadded)
-            real.append(sample)
-        for sample, unpadded in zip(real, self._predict_packed(images, unpadded_samples, rescale)):
-            sample.pred_instances = unpadded.pred_instances
+            (found,) = super().predict(image[None, :, :height, :width], [unpadded], rescale)
+            sample.pred_instances = found.pred_instances
         return batch_data_samples
-
-    def _predict_packed(
-        self, images: Sequence[Tensor], samples: SampleList, rescale: bool
-    ) -> SampleList:
-        """Predict images (1, C, H, W) of different sizes, whose samples have no padding."""
-        inputs = [
-            self.pre_transformer(self.extract_feat(image), [sample])
-            for image, sample in zip(images, samples)
-        ]
-        for memory, (_, decoder_inputs), sample in zip(
-            self.encoder.encode_packed([encoder_inputs for encoder_inputs, _ in inputs]),
-            inputs,
-            samples,
-        ):
-            queries, head_inputs = self.pre_decoder(memory)
-            head_inputs.update(self.forward_decoder(**decoder_inputs, **queries))
-            results = self.bbox_head.predict(
-                **head_inputs, rescale=rescale, batch_data_samples=[sample]
-            )
-            self.add_pred_to_datasample([sample], results)
-        return samples
 
 
 def _init_xavier(layer: nn.Module) -> None:

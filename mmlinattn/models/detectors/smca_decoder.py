@@ -95,7 +95,8 @@ class SMCADecoderLayer(BaseModule):
             to add it to. None for the modulated one.
 
     Raises:
-        ValueError, TypeError: an option has a wrong value.
+        ValueError: ``dynamic_scale`` is unknown, or ``smooth`` is not positive.
+        TypeError: ``cross_attn_cfg`` lacks arguments of mmcv's ``MultiheadAttention``.
     """
 
     def __init__(
@@ -197,6 +198,10 @@ class SMCADecoder(BaseModule):
         num_layers: number of layers.
         layer_cfg: arguments of :class:`SMCADecoderLayer`, shared by all layers.
         stride: pixels per cell.
+
+    Raises:
+        ValueError: ``stride`` is not positive; errors of the layers; in the forward pass, the
+            memory has another number of tokens than H * W.
 
     Example:
         >>> decoder = SMCADecoder(2, dict(embed_dims=32, num_heads=4, feedforward_channels=64))

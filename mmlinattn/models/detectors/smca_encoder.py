@@ -1,13 +1,11 @@
 """Encoder of DETR with any attention of this package."""
 
-from typing import List, Optional, Sequence
+from typing import Optional
 
-import torch
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ...ops.common.packed import PackedShapes
 from ..layers import AttnCfg, build_attention, expand_attn_cfg
 from ..layers.token_layout import HwShape
 
@@ -77,6 +75,10 @@ class SMCAEncoder(BaseModule):
 
     Attributes:
         layer_attn_cfgs: attention of each layer.
+
+    Raises:
+        ValueError: the number of attentions differs from ``num_layers``.
+        KeyError, TypeError: an attention is unknown, or lacks an option.
     """
 
     def __init__(self, num_layers: int, layer_cfg: dict, init_cfg: Optional[dict] = None) -> None:
@@ -98,20 +100,3 @@ class SMCAEncoder(BaseModule):
         for layer in self.layers:
             x = layer(x, hw_shape, query_pos, key_padding_mask)
         return x
-
-    def encode_packed(self, inputs: Sequence[dict]) -> List[Tensor]:
-        """Encode images of different sizes, packed if all attentions support it.
-
-        Args:
-            inputs: of each image ``feat`` and ``feat_pos``, (1, N, C), and ``hw_shape``.
-
-        Returns:
-            encoded tokens (1, N, C) of each image.
-        """
-        if len(inputs) < 2 or any(
-            layer.self_attn.packed_unsupported_reason() for layer in self.layers
-        ):
-            return [self(one['feat'], one['hw_shape'], one['feat_pos']) for one in inputs]
-        packed = PackedShapes([one['hw_shape'] for one in inputs])
-        x, pos = (torch.cat([one[name] for one in inputs], 1) for name in ('feat', 'feat_pos'))
-        return packed.split(self(x, packed, pos))

@@ -40,6 +40,9 @@ def gaussian_map(
         (B, heads, Q, H * W), row-major over the map, 0 at the centre and negative elsewhere. At
         least float32, also under autocast, since distant corners reach several hundreds.
 
+    Raises:
+        ValueError: ``scales`` has another number of values.
+
     Example:
         >>> gaussian_map(torch.tensor([[[[1.0, 0.0]]]]), None, (1, 3), smooth=2.0)
         tensor([[[[-0.5000, -0.0000, -0.5000]]]])

@@ -47,7 +47,8 @@ class AgentAttention(BaseAttention):
         kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
     Raises:
-        ValueError: ``num_agents`` is not a square number, or more than the tokens of ``map_size``.
+        ValueError: ``num_agents`` is not a square number, it or ``agent_grid`` is more than the
+            tokens of ``map_size``, or one of these two is not one or two positive integers.
 
     Example:
         >>> attn = AgentAttention(embed_dims=64, num_heads=2, num_agents=9, map_size=(12, 20))

@@ -28,6 +28,10 @@ class BiasedSoftmaxAttention(SoftmaxAttention):
             :class:`RelativePositionBias`.
         kwargs: options of :class:`SoftmaxAttention`.
 
+    Raises:
+        ValueError: ``map_size`` is not one or two positive integers, ``num_extra_tokens`` is not
+            an integer of at least 0.
+
     Example:
         >>> attn = BiasedSoftmaxAttention(embed_dims=32, num_heads=4, map_size=(5, 6))
         >>> attn(torch.randn(2, 30, 32), hw_shape=(5, 6)).shape

@@ -33,15 +33,19 @@ class LinearCrossAttention(BaseModule):
         attn_cfg: ``'RALA'``, ``'MALA'``, ``'LinearAttention'`` and its subclasses, ``'RWGKA'``,
             ``'AdditiveAttention'`` (values are projections of the queries), ``'SoftmaxAttention'``
             for comparison, or a config of one of them, without positions and gate.
-        attn_drop, batch_first: must be 0 and True.
-        proj_drop, dropout: rates of dropout on the output, and of ``dropout_layer``.
+        attn_drop: must be 0, since there are no N x M weights to drop.
+        proj_drop: rate of dropout on the output.
+        dropout: rate of ``dropout_layer``, which it overrides.
+        batch_first: must be True.
         ignore_attn_mask: attend to all keys in spite of a mask.
         dropout_layer: config of a second dropout on the output, such as ``dict(type='DropPath',
-            drop_prob=0.1)``; ``dropout`` overrides its rate.
+            drop_prob=0.1)``.
 
     Raises:
-        ValueError: the attention cannot attend to other tokens, an option has a wrong value, or,
-            in the forward pass, it cannot express a mask.
+        ValueError: the attention cannot attend to other tokens; ``attn_cfg`` has ``embed_dims``,
+            ``num_heads``, ``proj_drop`` or an option of maps; ``attn_drop`` is not 0, or
+            ``batch_first`` is False.
+        KeyError: the attention is unknown.
 
     Example:
         >>> attn = LinearCrossAttention(32, 4, attn_cfg='RALA')
@@ -120,12 +124,16 @@ class LinearCrossAttention(BaseModule):
             query_pos: (B, N, C), added to the query.
             key_pos: (B, M, C), added to the key; ``query_pos`` by default if its shape fits.
             attn_mask: (N, M) bool, True hides a key from a query. Queries without a key get the
-                bias of the output projection.
+                bias of the output projection, with ``AdditiveAttention`` plus the projected query,
+                which it adds to every output.
             key_padding_mask: (B, M) bool, True = padding.
             kwargs: other arguments of decoder layers, unused.
 
         Returns:
             (B, N, C), with the residual connection.
+
+        Raises:
+            ValueError: shapes do not match, or sums over the keys cannot express the mask.
         """
         key = query if key is None else key
         value = key if value is None else value

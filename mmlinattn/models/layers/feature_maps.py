@@ -165,6 +165,9 @@ class AdaptiveFeatures(RandomFeatures):
         backend: see :func:`mmlinattn.ops.adaptive_features`; unused without an output layer.
         kwargs: options of :class:`RandomFeatures`.
 
+    Raises:
+        ValueError: ``num_features`` is not a positive integer, or ``backend`` is unknown.
+
     Example:
         >>> q, k = AdaptiveFeatures(32, 6)(*torch.randn(2, 1, 6, 10, 32))
         >>> q.shape, bool((q >= 0).all())
@@ -249,7 +252,10 @@ class DPFPFeatures(FeatureMap):
     Programmers" (Schlag et al., ICML 2021).
 
     The features are products of the rectified channels of x and -x with the same channels rolled
-    by 1 to ``order``, nu of the paper: 2 d order features.
+    by 1 to ``order``: 2 d order features.
+
+    Args:
+        order: nu of the paper, a positive integer.
 
     Example:
         >>> q, k = DPFPFeatures(32, 6, order=2)(*torch.randn(2, 1, 6, 10, 32))

@@ -32,7 +32,7 @@ class MLP(BaseModule):
     Args:
         embed_dims: channels C.
         hidden_dims: channels between the two linear layers.
-        act: ``'gelu'``, ``'quick_gelu'`` or ``'gelu_tanh'``.
+        act: ``'gelu'``, ``'quick_gelu'`` or ``'gelu_tanh'``; another one is a ValueError.
 
     Example:
         >>> MLP(32, 128)(torch.randn(1, 7, 32)).shape
@@ -55,6 +55,9 @@ class MLP(BaseModule):
 class ConvFFN(BaseModule):
     """Feed-forward layer of RAVLT: linear, GELU, ``y += dwconv3x3(y)``, linear.
 
+    Args:
+        embed_dims, hidden_dims: channels C, and channels between the two linear layers.
+
     Example:
         >>> ConvFFN(32, 112)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
         torch.Size([1, 6, 32])
@@ -74,6 +77,9 @@ class ConvFFN(BaseModule):
 
 class MixFFN(ConvFFN):
     """Feed-forward layer of SegFormer: linear, 3x3 depth-wise convolution, GELU, linear.
+
+    Args:
+        embed_dims, hidden_dims: channels C, and channels between the two linear layers.
 
     Example:
         >>> MixFFN(32, 128)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape

@@ -29,6 +29,11 @@ def expand_attn_cfg(
         stage_name: ``'stage'`` or ``'layer'``, for the message.
         depths: number of layers of each stage; by default stages are layers.
 
+    Raises:
+        ValueError: the list has another length, contains no attention, or a layer does not exist
+            or is named for two attentions.
+        KeyError, TypeError: an attention is unknown.
+
     Example:
         >>> expand_attn_cfg('RALA', 2)
         ['RALA', 'RALA']

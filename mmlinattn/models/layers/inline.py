@@ -43,6 +43,9 @@ class InLineAttention(BaseAttention):
             (of 0.2 x).
         kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
+    Raises:
+        ValueError: ``feature_map`` is unknown.
+
     Example:
         >>> attn = InLineAttention(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape

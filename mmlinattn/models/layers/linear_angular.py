@@ -36,6 +36,9 @@ class LinearAngularAttention(BaseAttention):
         lepe: kernel size of the convolution, 0 for none.
         kwargs: options of :class:`BaseAttention`; ``backend`` applies to ``form='paper'``.
 
+    Raises:
+        ValueError: ``form`` is unknown.
+
     Example:
         >>> import torch
         >>> attn = LinearAngularAttention(embed_dims=64, num_heads=2)

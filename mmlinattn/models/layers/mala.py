@@ -29,6 +29,9 @@ class MALA(BaseAttention):
         eps: added to the divisor.
         kwargs: options of :class:`BaseAttention`.
 
+    Raises:
+        ValueError: an option has an unknown value.
+
     Example:
         >>> import torch
         >>> attn = MALA(embed_dims=64, num_heads=2)

@@ -29,6 +29,9 @@ class NystromAttention(BaseAttention):
         lepe: kernel size of the convolution, 0 for none.
         kwargs: options of :class:`BaseAttention`.
 
+    Raises:
+        ValueError: ``num_landmarks`` is not a square number, ``iterations`` is below 1.
+
     Example:
         >>> import torch
         >>> attn = NystromAttention(embed_dims=64, num_heads=2)

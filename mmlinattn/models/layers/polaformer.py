@@ -78,7 +78,8 @@ class PolaFormerAttention(LinearAttention):
             features that are wider than the values.
 
     Raises:
-        ValueError: the channels per head are odd, or an option has a wrong value.
+        ValueError: the channels per head are odd, ``alpha`` is not positive, or ``map_size`` is not
+            one or two positive integers.
 
     Example:
         >>> attn = PolaFormerAttention(embed_dims=64, num_heads=2)

@@ -12,18 +12,9 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ...ops.common.checks import check_sides
-from ...ops.common.numerics import (
-    accumulation_dtype,
-    chunk_budget,
-    has_dispatch_mode,
-    is_tracing,
-    may_be_symbolic,
-    needs_gradient,
-    no_autocast,
-)
+from ...ops.common.numerics import accumulation_dtype, may_be_symbolic, no_autocast
 from ...ops.common.rotary import Rotary
 from ...utils import check_integer
 from .build import build_with_options, find_subclass
@@ -189,8 +180,7 @@ class StochasticPosition(LinearPosition):
     new processes; evaluation uses those of ``seed``. The noise is a function of the absolute
     position, so that a padded map has the same noise.
 
-    Time is O(N d R) per head, times 2 k for k waves or times the taps of a filter. Memory is
-    O(N R): processes are computed for a band of rows at a time, and again in the backward pass.
+    Time is O(N d R) per head, times 2 k for k waves or times the taps of a filter; memory O(N d R).
 
     Args:
         num_realizations: R; d by default.
@@ -215,50 +205,30 @@ class StochasticPosition(LinearPosition):
         self.seed = seed
         self.gates = nn.Parameter(torch.randn(num_heads, head_dim, 1)) if gated else None
 
-    def position_codes(
-        self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
-    ) -> Sequence[Tensor]:
-        """Return the processes of queries and keys, (heads, rows * W, d, R), variance P_d(0)."""
+    def position_codes(self, seed: Tensor, hw_shape: HW, dtype: torch.dtype) -> Sequence[Tensor]:
+        """Return the processes of queries and keys, (heads, N, d, R), variance P_d(0)."""
         raise NotImplementedError
 
     def before_feature_map(self, q: Tensor, k: Tensor, hw_shape: HW) -> Tuple[Tensor, Tensor]:
-        dtype, (height, width) = accumulation_dtype(q.dtype), hw_shape
+        dtype = accumulation_dtype(q.dtype)
         if self.training:
             seed = torch.randint(2**31, (), device=q.device)
         else:
             seed = torch.full((), self.seed, device=q.device, dtype=torch.long)
-        bands = [range(height)]
-        if not (is_tracing() or has_dispatch_mode()):
-            row_elements = self.num_heads * self.head_dim * self.out_dims * width
-            step = max(1, chunk_budget(q.device, tiles=True) // row_elements)
-            bands = [range(y, min(y + step, height)) for y in range(0, height, step)]
-        recompute = len(bands) > 1 and needs_gradient(q, k, *self.parameters())
-        out = []
         with no_autocast(q):
-            for rows in bands:
-                tokens = slice(rows.start * width, rows.stop * width)
-                band = (q[:, :, tokens].to(dtype), k[:, :, tokens].to(dtype), seed, rows, hw_shape)
-                # The noise is a function of the seed: there is no generator state to restore.
-                out.append(
-                    checkpoint(self._encode, *band, use_reentrant=False, preserve_rng_state=False)
-                    if recompute
-                    else self._encode(*band)
-                )
-        queries, keys = (torch.cat(parts, 2) for parts in zip(*out))
-        return queries, keys
-
-    def _encode(self, q: Tensor, k: Tensor, seed: Tensor, rows: range, hw_shape: HW):
-        codes = self.position_codes(seed, rows, hw_shape, q.dtype)
-        if self.gates is not None:
-            gate = self.gates.to(q.dtype).sigmoid()[:, None]  # [h, 1, d, 1]
-            # One value for all positions, shared by queries and keys, has a kernel of ones.
-            shape = (self.num_heads, 1, self.head_dim, self.out_dims)
-            constant = gate.sqrt() * self.noise(seed, 1, shape, q.dtype)
-            codes = [(1 - gate).sqrt() * code + constant for code in codes]
-        scale = (self.out_dims * self.head_dim) ** -0.25
-        return tuple(
-            scale * torch.einsum('bhnd,hndr->bhnr', x, code) for x, code in zip((q, k), codes)
-        )
+            codes = self.position_codes(seed, hw_shape, dtype)
+            if self.gates is not None:
+                gate = self.gates.to(dtype).sigmoid()[:, None]  # [h, 1, d, 1]
+                # One value for all positions, shared by queries and keys, has a kernel of ones.
+                shape = (self.num_heads, 1, self.head_dim, self.out_dims)
+                constant = gate.sqrt() * self.noise(seed, 1, shape, dtype)
+                codes = [(1 - gate).sqrt() * code + constant for code in codes]
+            scale = (self.out_dims * self.head_dim) ** -0.25
+            q, k = (
+                scale * torch.einsum('bhnd,hndr->bhnr', x.to(dtype), code)
+                for x, code in zip((q, k), codes)
+            )
+        return q, k
 
     def noise(self, seed: Tensor, stream: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return standard normal numbers that are independent between streams."""
@@ -297,15 +267,12 @@ class SineSPE(StochasticPosition):
         gains = torch.randn(shape)
         self.gains = nn.Parameter(2 * gains / gains.norm(dim=-1, keepdim=True).sqrt())
 
-    def position_codes(
-        self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
-    ) -> Sequence[Tensor]:
+    def position_codes(self, seed: Tensor, hw_shape: HW, dtype: torch.dtype) -> Sequence[Tensor]:
         num_sines = self.gains.shape[-1]
         frequency = math.pi * self.frequencies.to(dtype).sigmoid()
         down, across = frequency[:, None, None].unbind(-1)  # [h, 1, 1, d, K]
         across = across * (1 - 2 * (torch.arange(num_sines, device=seed.device) % 2))
-        y = torch.arange(rows.start, rows.stop, device=seed.device, dtype=dtype)
-        x = torch.arange(hw_shape[1], device=seed.device, dtype=dtype)
+        y, x = (torch.arange(size, device=seed.device, dtype=dtype) for size in hw_shape)
         angle = (y[:, None, None, None] * down + x[:, None, None] * across).flatten(1, 2)
         gains = ((2 * num_sines) ** -0.5 * F.softplus(self.gains.to(dtype)))[:, None]
         shape = (self.num_heads, self.head_dim, 2 * num_sines, self.out_dims)
@@ -344,16 +311,15 @@ class ConvSPE(StochasticPosition):
         filters = torch.rand(2 * channels, 1, *sides)  # of queries, then of keys
         self.filters = nn.Parameter((taps / 2) ** -0.5 * filters)
 
-    def position_codes(
-        self, seed: Tensor, rows: range, hw_shape: HW, dtype: torch.dtype
-    ) -> Sequence[Tensor]:
-        (height, width), channels = self.kernel_size, self.num_heads * self.head_dim
-        # The noise in these rows plus the border of the filters, indexed by absolute position.
-        above, left = height // 2, width // 2
-        y = torch.arange(rows.start - above, rows.stop + height - 1 - above, device=seed.device)
-        x = torch.arange(-left, hw_shape[1] + width - 1 - left, device=seed.device)
+    def position_codes(self, seed: Tensor, hw_shape: HW, dtype: torch.dtype) -> Sequence[Tensor]:
+        channels = self.num_heads * self.head_dim
+        # The noise of the map plus the border of the filters, indexed by absolute position.
+        y, x = (
+            torch.arange(-(side // 2), size + side - 1 - side // 2, device=seed.device)
+            for side, size in zip(self.kernel_size, hw_shape)
+        )
         channel = torch.arange(self.out_dims * channels, device=seed.device)
-        # [rows + height - 1, W + width - 1, R C]
+        # [H + height - 1, W + width - 1, R C]
         noise = counter_based_normal(seed, y[:, None, None], x[:, None], channel).to(dtype)
         noise = noise.unflatten(-1, (self.out_dims, channels)).permute(2, 3, 0, 1)
         codes = (F.conv2d(noise, f, groups=channels) for f in self.filters.to(dtype).chunk(2))
@@ -390,6 +356,9 @@ def build_position(
     Args:
         cfg: name or config of a registered position, or None.
         head_dim, num_heads: channels per head and heads of the attention.
+
+    Raises:
+        ValueError: the position is unknown; the message names the registered ones.
 
     Example:
         >>> type(build_position('RotaryPosition', 32, 6)).__name__

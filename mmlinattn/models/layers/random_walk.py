@@ -27,6 +27,9 @@ class RandomWalkAttention(BaseAttention):
             at most n steps.
         heads_multiplier: factor on the number of heads of the backbone (table 5).
         kwargs: options of :class:`BaseAttention`.
+
+    Raises:
+        ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1).
     """
 
     def __init__(
@@ -80,6 +83,9 @@ class RWGKA(RandomWalkAttention):
             in the same way from the keys. The paper does not define the projection. This one has
             no parameter per token, and works for maps of any size.
         args, kwargs: options of :class:`RandomWalkAttention`.
+
+    Raises:
+        ValueError: ``num_anchors`` is not a positive integer.
 
     Example:
         >>> attn = RWGKA(embed_dims=64, num_heads=2, num_anchors=16)
@@ -136,6 +142,9 @@ class RWGKP(RandomWalkAttention):
     Args:
         num_anchors: largest number of anchors M.
         args, kwargs: options of :class:`RandomWalkAttention`.
+
+    Raises:
+        ValueError: ``num_anchors`` is not a positive integer.
 
     Example:
         >>> attn = RWGKP(embed_dims=64, num_heads=2, num_anchors=16)

@@ -42,7 +42,8 @@ class RelativePositionBias(nn.Module):
             is 0.
 
     Raises:
-        ValueError: an option has a wrong value; on loading, a table cannot be resized.
+        ValueError: ``reach`` or ``num_extra_tokens`` is not an integer of at least 0; on loading,
+            a table cannot be resized, or its numbers of rows and columns are unknown.
 
     Example:
         >>> bias = RelativePositionBias(num_heads=2, reach=(3, 3), num_extra_tokens=1)

@@ -52,7 +52,8 @@ class RippleAttention(BaseAttention):
             of :func:`mmlinattn.ops.ripple_attention`. ``rotary`` applies before the feature map.
 
     Raises:
-        ValueError: an option has a wrong value, or ``similarity='softmax'`` another algorithm.
+        ValueError: ``max_distance`` is not an integer of at least 0, another option has an unknown
+            value, or ``similarity='softmax'`` has an algorithm of linear ripple attention.
 
     Example:
         >>> attn = RippleAttention(embed_dims=64, num_heads=2, max_distance=3)

@@ -30,6 +30,9 @@ class RotaryCoordinates:
             for columns.
         rescale: the same, one factor for rows and columns. DINOv3 was trained with 2.
 
+    Raises:
+        ValueError: ``base`` is not positive, ``rescale`` is below 1, or one of them is no number.
+
     Example:
         >>> RotaryCoordinates(rescale=2).draw('cpu').shape
         torch.Size([2, 2])

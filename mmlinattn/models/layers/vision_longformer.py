@@ -34,6 +34,10 @@ class VisionLongformerAttention(SoftmaxAttention):
         attn_drop: dropout on the attention weights.
         kwargs: options of :class:`BaseAttention`.
 
+    Raises:
+        ValueError: ``window_size`` is not a positive integer, ``num_extra_tokens`` is not an
+            integer of at least 0.
+
     Example:
         >>> attn = VisionLongformerAttention(embed_dims=32, num_heads=4, window_size=3)
         >>> attn(torch.randn(2, 1 + 10 * 12, 32), hw_shape=(10, 12), num_extra_tokens=1).shape

@@ -42,6 +42,10 @@ class VSSDAttention(BaseAttention):
         qkv_bias, proj_bias: biases of the projections; the release has none.
         kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
 
+    Raises:
+        ValueError: ``expand``, ``state_dims`` or ``num_groups`` is not a positive integer, or
+            ``num_groups`` does not divide ``num_heads``.
+
     Example:
         >>> attn = VSSDAttention(embed_dims=64, num_heads=2)
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape

@@ -39,6 +39,9 @@ class WindowAttention(SoftmaxAttention):
         attn_drop: dropout on the attention weights.
         kwargs: options of :class:`BaseAttention`. Extra tokens are not supported.
 
+    Raises:
+        ValueError: ``window_size`` is not a positive integer.
+
     Example:
         >>> attn = WindowAttention(embed_dims=32, num_heads=4, window_size=4, shift=True)
         >>> attn(torch.randn(2, 10 * 12, 32), hw_shape=(10, 12)).shape

@@ -29,8 +29,9 @@ class EoMT(EncoderDecoder):
 
     Raises:
         TypeError: the backbone is no ViT.
-        ValueError: ``num_query_layers`` is out of range, the backbone does not return maps of its
-            last layer, or an attention does not support extra tokens.
+        ValueError: ``num_query_layers`` is not in 1 to the number of layers, the backbone does not
+            return maps of its last layer or has a late class token, or an attention does not
+            support extra tokens.
 
     Example:
         >>> arch = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)

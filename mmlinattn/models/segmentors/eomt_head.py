@@ -44,7 +44,9 @@ class EoMTHead(Mask2FormerHead):
         num_queries: number of queries Q.
         num_upscales: number of doublings of the map: 2 for patches of 16 pixels, as in the paper.
         num_points: points of each mask that matching and losses compare.
-        align_corners, ignore_index: of the resized logits; label of pixels without a class.
+        align_corners: of the resized logits.
+        ignore_index: label of pixels without a class.
+        init_cfg: MMEngine initialisation.
 
     Inputs:
         list of (queries (B, Q, C), map (B, C, H, W)).
@@ -52,6 +54,9 @@ class EoMTHead(Mask2FormerHead):
     Returns:
         two lists with an entry for each input, in evaluation for the last one: class logits
         (B, Q, K + 1), the last for no object, and mask logits (B, Q, 2^n H, 2^n W).
+
+    Raises:
+        ValueError: ``num_upscales`` is negative.
 
     Example:
         >>> head = EoMTHead(in_channels=32, num_classes=5, num_queries=10, num_upscales=1)

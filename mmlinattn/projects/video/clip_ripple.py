@@ -181,7 +181,8 @@ class ClipRippleAttention(RippleAttention):
     Args:
         groups, similarity: ``'chebyshev'`` and ``'linear'`` alone.
         backend: ``'auto'``, ``'reference'`` or ``'torch'``.
-        others: see :class:`RippleAttention`, without ``rotary`` and ``lepe``, which are of a map.
+        args, kwargs: options of :class:`RippleAttention` but ``rotary`` and ``lepe``, which are of
+            a map.
 
     Raises:
         ValueError: an option has another value; errors of :class:`RippleAttention`.

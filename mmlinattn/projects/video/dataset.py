@@ -25,7 +25,7 @@ class VideoList(BaseDataset):
         data_prefix: ``dict(video='...')``, the folder of the videos.
         frame_template: file name of frame i of a folder, such as ``'img_{:05}.jpg'``, counted
             from 1; None for video files.
-        others: see MMEngine's ``BaseDataset``.
+        kwargs: options of MMEngine's ``BaseDataset``.
 
     Samples, before the pipeline:
         ``video_path`` and ``gt_label``; for folders also ``total_frames`` and ``frame_template``.

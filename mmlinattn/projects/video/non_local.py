@@ -183,7 +183,7 @@ class NonLocalNeck(BaseModule):
     Args:
         in_channels: channels of each map.
         init_cfg: MMEngine initialisation.
-        others: options of the blocks.
+        kwargs: options of the blocks.
 
     Raises:
         ValueError: the number of maps differs from that of ``in_channels``; errors of

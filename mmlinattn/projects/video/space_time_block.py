@@ -222,7 +222,8 @@ class SpaceTimeBlock(TransformerBlock):
 
     Args:
         steps: keys of :data:`STEPS`.
-        others: see :class:`TransformerBlock`.
+        embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path, eps, kwargs: options of
+            :class:`TransformerBlock`.
 
     Raises:
         ValueError: an attention does not support clips, and a step needs it; in the forward pass,

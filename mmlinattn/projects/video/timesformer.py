@@ -20,7 +20,7 @@ class ClipEmbed(ViTPatchEmbed):
 
     Args:
         num_frames: number of positions in time, or None for no positions in time.
-        others: see :class:`ViTPatchEmbed`.
+        in_channels, embed_dims, args, kwargs: options of :class:`ViTPatchEmbed`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TimeSformer(ViT):
             in space and 0 in time, as released. Small models that are trained from scratch learn
             faster with 0.5.
         out_type: ``'cls_token'``, ``'avg_featmap'`` (mean of all patches) or ``'featmap'``.
-        others: see :class:`ViT`.
+        in_channels, out_indices, kwargs: options of :class:`ViT`.
 
     Inputs:
         (B, in_channels, T, H, W). Frames are padded with zeros, right and bottom, to whole patches.

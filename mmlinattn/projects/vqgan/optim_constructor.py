@@ -63,7 +63,7 @@ class AlternatingDistributedDataParallel(MMDistributedDataParallel):
 
     Args:
         module: the model.
-        others: see MMEngine's MMDistributedDataParallel.
+        broadcast_buffers, kwargs: options of MMEngine's MMDistributedDataParallel.
 
     Example:
         >>> model_wrapper_cfg = dict(type='AlternatingDistributedDataParallel')

@@ -11,7 +11,6 @@ from mmlinattn.models.layers import (
     registered_subclasses,
 )
 from mmlinattn.models.layers import positions as module
-from mmlinattn.ops.common import numerics
 
 HW = (3, 4)
 
@@ -176,25 +175,6 @@ def test_noise_depends_on_the_position_not_on_the_map(cfg):
     part = x[:, :, :3, :4].flatten(2, 3)
     for a, b in zip(large, position.before_feature_map(part, part, HW)):
         torch.testing.assert_close(a.unflatten(2, (5, 7))[:, :, :3, :4].flatten(2, 3), b)
-
-
-@pytest.mark.parametrize('cfg', [cfg for cfg, _ in SPE.values()], ids=SPE.keys())
-def test_bands_of_rows_do_not_change_results(cfg, monkeypatch):
-    position = build_position(cfg, 4, 2).double().train()
-    leaves = [x.requires_grad_() for x in torch.randn(2, 1, 2, 12, 4, dtype=torch.float64)]
-    inputs = [*leaves, *position.parameters()]
-    results, calls, mix = [], [], position._encode
-    monkeypatch.setattr(position, '_encode', lambda *args: calls.append(args[3]) or mix(*args))
-    for chunk in (numerics.CPU_TILES, 1):
-        monkeypatch.setattr(numerics, 'CPU_TILES', chunk)
-        calls.clear()
-        torch.manual_seed(1)  # one draw of the seed
-        out = torch.cat(position.before_feature_map(*leaves, HW), -1)
-        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-        # All rows at once, or row by row with recomputation in the backward pass.
-        assert len(calls) == (1 if len(results) == 1 else 6)
-    for whole, bands in zip(*results):
-        torch.testing.assert_close(bands, whole)
 
 
 def test_noise_is_finite_for_extreme_hashes():
