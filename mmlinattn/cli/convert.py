@@ -79,6 +79,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug, (ValueError, OSError)):
+    with errors_in_one_line(args.debug):
         run(args)
     return 0

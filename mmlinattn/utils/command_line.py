@@ -167,8 +167,8 @@ def errors_in_one_line(
 ) -> Iterator[None]:
     """Print an exception of these kinds as one line to stderr and exit with code 2.
 
-    Every command runs inside this block, so it also handles SIGTERM, see
-    :func:`unwind_on_sigterm`.
+    Every command runs inside this block, so it also ends in one line on Ctrl-C, and handles
+    SIGTERM, see :func:`unwind_on_sigterm`.
 
     Args:
         debug: raise the exception unchanged, with its traceback (``--debug``).
@@ -176,11 +176,14 @@ def errors_in_one_line(
         log_dir: folder for the traceback, written as ``error.txt`` if possible.
 
     Raises:
-        SystemExit: code 2 instead of the exception; code 143 on SIGTERM.
+        SystemExit: code 2 instead of the exception; code 130 on Ctrl-C, 143 on SIGTERM.
     """
     try:
         with unwind_on_sigterm():
             yield
+    except KeyboardInterrupt:
+        print('error: interrupted', file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     except kinds as error:
         if debug:
             raise

@@ -13,7 +13,7 @@ from mmlinattn import __main__ as program
 from mmlinattn.analysis.throughput import AUTOCAST
 from mmlinattn.apis.sources import MAX_MEGAPIXELS
 from mmlinattn.checkpoints import SOURCES
-from mmlinattn.cli import doctor
+from mmlinattn.cli import check_data, doctor
 from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.deployment import FORMATS, is_exported
@@ -149,6 +149,18 @@ def test_options_with_dicts():
         'i': '{}.pth',
         'j': 'adict(b)',  # MMEngine's action removes spaces
     }
+
+
+@pytest.mark.parametrize('argv', [['check-data', 'c'], ['check-data', 'c', '--debug']])
+@pytest.mark.parametrize('place', [(program, '_import_command'), (check_data, 'load_config')])
+def test_ctrl_c_is_one_line(capsys, monkeypatch, argv, place):
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*place, pressed)
+    with pytest.raises(SystemExit, match='^130$'):
+        program.main(argv)
+    assert capsys.readouterr().err == 'error: interrupted\n'
 
 
 @pytest.mark.parametrize(
