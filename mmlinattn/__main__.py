@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import List, Optional
 
 from .cli.commands import COMMANDS, find_command, usage
-from .utils.command_line import EXIT_CODE, errors_in_one_line, print_text
+from .utils.command_line import EXIT_CODE, errors_in_one_line, expand_home, print_text
 from .utils.environment import prepare_environment
 from .utils.messages import hide_known_messages, known_messages_hidden
 from .utils.versions import warn_if_untested
@@ -36,7 +36,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     if not name:
         print(usage(), file=sys.stderr)
         return EXIT_CODE
-    parse = COMMANDS[name]
+    parse, arguments = COMMANDS[name], [expand_home(word) for word in arguments]
     args = parse(arguments)
     sys.argv = [f'mmlinattn {name}', *arguments]
     with errors_in_one_line(args.debug):

@@ -13,6 +13,7 @@ from .read import read_checkpoint, weights_of
 from .write import PathLike
 
 Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
+COMPILED = '_orig_mod.'  # torch.compile puts it before the names of a module
 RUNNING_STATISTICS = ('running_mean', 'running_var')
 
 
@@ -154,20 +155,28 @@ def check_fits(
                 f'{source} has the names of a release. Convert it first: mmlinattn convert '
                 f'{source} checkpoints/NAME.pth --source {release}'
             )
+    if any(name.replace(COMPILED, '') in report.missing for name in report.unexpected):
+        raise CheckpointError(
+            f'{source} has the names of a model of torch.compile, such as {report.unexpected[0]}: '
+            f"mmlinattn convert {source} checkpoints/NAME.pth --prefix '' writes them without "
+            f'{COMPILED!r}'
+        )
     if prefix and not state_dict:
         starts = shorten(list(dict.fromkeys(name.partition('.')[0] for name in loaded)))
+        cure = _prefix_hint(source, model_state, loaded)
         raise CheckpointError(
-            f'{source} has no keys that begin with {prefix!r}; theirs begin with {starts}: change '
-            'the prefix of init_cfg, or leave it out'
+            f'{source} has no keys that begin with {prefix!r}; theirs begin with {starts}'
+            f'{cure or ": change the prefix of init_cfg, or leave it out"}'
         )
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
     if strict or (report.mismatched and not report.matched):
         raise CheckpointError(f'{source}: {other_shapes(strict or report.mismatched)}')
     if not report.matched:
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
+        cure = _prefix_hint(source, model_state, loaded)
         raise CheckpointError(
-            f'{source}: not one key is of {type(module).__name__}; the file has {theirs}, '
-            f'the model {ours}{_prefix_hint(model_state, loaded)}'
+            f'{source}: not one key is of {type(module).__name__}'
+            f'{cure or f"; the file has {theirs}, the model {ours}"}'
         )
     check_finite(source, {name: state_dict[name] for name in report.matched}, constants(module))
     return report
@@ -243,13 +252,35 @@ def load_checkpoint(model: nn.Module, source: PathLike) -> Dict[str, Any]:
     return content['meta']
 
 
-def _prefix_hint(model_state: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> str:
-    """Return the prefix behind which the file has most names of the module, or ''."""
-    parts = [name.partition('.') for name in names]
-    found = Counter(prefix for prefix, _, rest in parts if rest in model_state)
-    for prefix, count in found.most_common(1):
-        if 2 * count >= len(model_state):
-            return f"; they are behind {prefix!r}: init_cfg needs prefix='{prefix}.'"
+def _prefix_hint(
+    source: PathLike, model_state: Mapping[str, Tensor], names: Mapping[str, Tensor]
+) -> str:
+    """Return the prefix behind which the file has the names of the module or its backbone, or ''.
+
+    Two prefixes, such as those of teacher and student, may have equally many.
+    """
+    for part in ('', 'backbone.'):
+        wanted = {name.removeprefix(part) for name in model_state if name.startswith(part)}
+        found: Counter = Counter()
+        for name in names:
+            parts = name.split('.')
+            for i in range(len(parts)):
+                found['.'.join([*parts[:i], ''])] += '.'.join(parts[i:]) in wanted
+        most = max(found.values(), default=0)
+        if not most or 2 * most < len(wanted):
+            continue
+        prefixes = [prefix for prefix, count in found.items() if count == most]
+        init = f"dict(type='Pretrained', checkpoint='{source}', prefix={prefixes[0]!r})"
+        init = init.replace(", prefix=''", '')
+        if part:
+            return f'. They are of its backbone: set model.backbone.init_cfg={init}'
+        if prefixes == ['']:
+            return '. They have no prefix: leave that of init_cfg out'
+        behind = ' or '.join(map(repr, prefixes))
+        return (
+            f'. They are behind {behind}: set init_cfg={init}, or write a file without it: '
+            f'mmlinattn convert {source} checkpoints/NAME.pth --prefix {prefixes[0]}'
+        )
     return ''
 
 

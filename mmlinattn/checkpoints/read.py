@@ -61,7 +61,11 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     else:
         weights, content = content, dict(meta=content.get('meta'))
     if not _has_tensors(weights):
-        raise CheckpointError(f'{source} has no tensors, neither at top level nor under {SECTIONS}')
+        others = [str(name) for name, value in weights.items() if _has_tensors(value)]
+        but = f', but under {", ".join(others)}: save one of them as state_dict' if others else ''
+        raise CheckpointError(
+            f'{source} has no tensors, neither at top level nor under {SECTIONS}{but}'
+        )
     meta = content.get('meta')
     meta = {k: v for k, v in meta.items() if k != 'config'} if isinstance(meta, Mapping) else {}
     if source.startswith('mmcls://'):

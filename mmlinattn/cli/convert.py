@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Tuple
 
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from ..checkpoints import (
     load_state_dict,
     save_checkpoint,
 )
+from ..checkpoints.compare import COMPILED
 from ..utils import check_writable, redacted
 from ..utils.command_line import errors_in_one_line
 
@@ -56,6 +57,23 @@ def usage(kind: str, dst: Path) -> str:
     return '\n'.join(lines)
 
 
+def renamed(
+    args: argparse.Namespace, state_dict: Dict[str, Tensor]
+) -> Tuple[Dict[str, Tensor], str]:
+    """Return the weights by their new names, and where they come from."""
+    if args.prefix is None:
+        source = args.source or detect_source(state_dict)
+        return convert(state_dict, source, args.any_attention), f'of {source}'
+    tensors = {
+        name.removeprefix(args.prefix).replace(COMPILED, ''): value
+        for name, value in state_dict.items()
+        if name.startswith(args.prefix)
+    }
+    if not tensors:
+        raise CheckpointError(f'no name begins with --prefix {args.prefix!r}')
+    return tensors, f'behind {args.prefix!r}'
+
+
 def run(args: argparse.Namespace) -> None:
     if '://' not in args.src and Path(args.src).resolve() == args.dst.resolve():
         raise CheckpointError(f'SRC and DST are the same file {args.dst}')
@@ -64,8 +82,7 @@ def run(args: argparse.Namespace) -> None:
     check_writable(args.dst)
     state_dict, meta = load_state_dict(args.src)
     try:
-        source = args.source or detect_source(state_dict)
-        tensors = convert(state_dict, source, args.any_attention)
+        tensors, origin = renamed(args, state_dict)
     except CheckpointError as error:
         raise CheckpointError(f'{args.src}: {error}') from error
     if args.config:
@@ -73,12 +90,12 @@ def run(args: argparse.Namespace) -> None:
     save_checkpoint(args.dst, tensors, meta)
     kind = kind_of(tensors)
     count = sum(value.numel() for value in tensors.values())
-    print(f'{redacted(args.src)}: {kind} of {source}')
+    print(f'{redacted(args.src)}: {kind} {origin}')
     print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
     print(usage(kind, args.dst))
 
 
 def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug, (ValueError, OSError)):
+    with errors_in_one_line(args.debug):
         run(args)
     return 0

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import signal
 import statistics
 import sys
 from collections import Counter
@@ -135,12 +134,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    try:
-        with errors_in_one_line(args.debug):
-            faults = run(args)
-    except KeyboardInterrupt:
-        print('error: interrupted', file=sys.stderr)
-        return 128 + signal.SIGINT
+    with errors_in_one_line(args.debug):
+        faults = run(args)
     if faults:
         print(f'error: {faults} image(s) failed, named above', file=sys.stderr)
     return 1 if faults else 0

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import signal
-import sys
 
 from ..datasets.shapes import generate
 from ..utils.command_line import errors_in_one_line
@@ -11,13 +9,9 @@ from ..utils.command_line import errors_in_one_line
 
 def main(args: argparse.Namespace) -> int:
     options = {name: value for name, value in vars(args).items() if name != 'debug'}
-    try:
-        with errors_in_one_line(args.debug, (OSError, ValueError)):
-            root = generate(**options)
-            counts = json.loads((root / 'shapes.json').read_text())['counts']
-    except KeyboardInterrupt:
-        print('interrupted, nothing written', file=sys.stderr)
-        return 128 + signal.SIGINT
+    with errors_in_one_line(args.debug):
+        root = generate(**options)
+        counts = json.loads((root / 'shapes.json').read_text())['counts']
     print(f'Shapes is in {root}')
     for split, count in counts.items():
         classes = ', '.join(f'{n} {name}' for name, n in count['instances_by_class'].items())

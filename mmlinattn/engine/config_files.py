@@ -32,6 +32,9 @@ def config_file(config: str) -> str:
     if config in found:
         return str(found[config])
     hint = did_you_mean(Path(config).stem, found, 3)
+    for suffix in SUFFIXES:
+        if osp.isfile(config + suffix):
+            hint = f', but {config + suffix} does'
     raise FileNotFoundError(f'config {config!r} does not exist{hint}')
 
 

@@ -26,6 +26,24 @@ if TYPE_CHECKING:
 EXIT_CODE = 2
 # A value of --cfg-options that is a dict, or a list or tuple with dicts.
 NESTED = re.compile(r"""(dict\(|\{|[\[(].*(\bdict\(|\{)).*[])}]""", re.DOTALL)
+# Options of older releases of the frameworks -> what replaces them.
+OLD_OPTIONS = {
+    '--aug-test': '--tta',
+    '--auto-resume': '--resume',
+    '--deterministic': '--cfg-options randomness.deterministic=True',
+    '--device': 'CUDA_VISIBLE_DEVICES=N before the command, without N for the CPU',
+    '--eval': 'metrics that test_evaluator of the config names',
+    '--eval-options': '--cfg-options test_evaluator.KEY=VALUE',
+    '--format-only': '--cfg-options test_evaluator.format_only=True',
+    '--gpu-id': 'CUDA_VISIBLE_DEVICES=N before the command',
+    '--gpu-ids': 'CUDA_VISIBLE_DEVICES=N before the command, or torchrun (docs/distributed.md)',
+    '--gpus': 'torchrun (docs/distributed.md)',
+    '--load-from': '--cfg-options load_from=FILE',
+    '--no-validate': '--cfg-options val_dataloader=None val_cfg=None val_evaluator=None',
+    '--options': '--cfg-options',
+    '--resume-from': '--resume FILE',
+    '--seed': '--cfg-options randomness.seed=N',
+}
 # A signal can arrive twice: from the scheduler and from torchrun, which forwards it.
 SAME_SIGNAL_S = 5
 
@@ -105,8 +123,25 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r'unrecognized arguments: (--[\w-]+)', message)
-        hint = did_you_mean(unknown[1], self._option_string_actions) if unknown else ''
+        hint = ''
+        if unknown and unknown[1] in OLD_OPTIONS:
+            hint = f'; instead: {OLD_OPTIONS[unknown[1]]}'
+        elif unknown:
+            hint = did_you_mean(unknown[1], self._option_string_actions)
         self.exit(EXIT_CODE, f'error: {message}{hint} ({self.prog} --help)\n')
+
+
+def expand_home(word: str) -> str:
+    """Return a word of a command line with the home folder for ``~`` after ``=``.
+
+    Shells expand it at the beginning of a word only.
+
+    Example:
+        >>> expand_home('--out=~/x') == f'--out={os.path.expanduser("~")}/x'
+        True
+    """
+    option, equals, path = word.partition('=')
+    return option + equals + os.path.expanduser(path)
 
 
 def plain_console(**kwargs: Any) -> 'Console':
@@ -167,8 +202,8 @@ def errors_in_one_line(
 ) -> Iterator[None]:
     """Print an exception of these kinds as one line to stderr and exit with code 2.
 
-    Every command runs inside this block, so it also handles SIGTERM, see
-    :func:`unwind_on_sigterm`.
+    Every command runs inside this block, so it also ends in one line on Ctrl-C, and handles
+    SIGTERM, see :func:`unwind_on_sigterm`.
 
     Args:
         debug: raise the exception unchanged, with its traceback (``--debug``).
@@ -176,11 +211,14 @@ def errors_in_one_line(
         log_dir: folder for the traceback, written as ``error.txt`` if possible.
 
     Raises:
-        SystemExit: code 2 instead of the exception; code 143 on SIGTERM.
+        SystemExit: code 2 instead of the exception; code 130 on Ctrl-C, 143 on SIGTERM.
     """
     try:
         with unwind_on_sigterm():
             yield
+    except KeyboardInterrupt:
+        print('error: interrupted', file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     except kinds as error:
         if debug:
             raise

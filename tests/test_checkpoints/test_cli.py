@@ -82,6 +82,16 @@ def test_summary_and_use(run, src, tmp_path, backbone_cfg):
     assert torch.equal(host.backbone.state_dict()[name], state_dict[f'backbone.{name}'])
 
 
+def test_prefix(run, tmp_path):
+    src, dst = tmp_path / 'lightning.pth', tmp_path / 'plain.pth'
+    weights = {'model.backbone._orig_mod.a': torch.ones(2), 'model.head.b': torch.ones(1)}
+    torch.save(dict(state_dict=dict(weights, loss=torch.ones(1)), epoch=1), src)
+    code, out, _ = run(src, dst, '--prefix', 'model.', source='tell')
+    assert code == 0 and f"{src}: classifier behind 'model.'" in out
+    assert list(load_state_dict(dst)[0]) == ['backbone.a', 'head.b']
+    fails(run(src, dst, '--force', '--prefix', 'modle.'), "no name begins with --prefix 'modle.'")
+
+
 def test_safetensors_output(run, src, tmp_path):
     code, out, _ = run(src, tmp_path / 'ravlt.safetensors')
     assert code == 0 and f"'safe://{tmp_path}/ravlt.safetensors'" in out

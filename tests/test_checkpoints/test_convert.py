@@ -137,16 +137,51 @@ def test_the_cure_of_weights_that_do_not_fit(tmp_path, of, model, cure):
         check_fits(tmp_path / 'a.pth', model)
 
 
-def test_the_cure_of_a_wrong_prefix(tmp_path):
-    path = tmp_path / 'a.pth'
+PARTS = dict(backbone=nn.Linear(2, 3), head=nn.Linear(3, 4))
+
+
+@pytest.mark.parametrize(
+    'names, prefix, of, cure',
+    [
+        (['backbone.{}'], None, 'backbone', r"behind 'backbone\.': set init_cfg=.*='backbone\.'\)"),
+        (['backbone.{}'], 'backbon.', 'backbone', r"with backbone\. They are behind 'backbone"),
+        (['{}'], 'backbone.', 'backbone', 'They have no prefix: leave that of init_cfg out'),
+        (['a.{}.c'], 'b.', None, 'begin with a: change the prefix of init_cfg, or leave it out'),
+        (['model.backbone.{}', 'model.head.{}'], None, 'backbone', r"prefix='model\.backbone\.'\)"),
+        (['net.model.backbone.{}', 'net.model.head.{}'], None, None,
+         r'convert .*a\.pth checkpoints/NAME\.pth --prefix net\.model\.$'),
+        (['ema_model.module.{}', 'student.{}'], None, 'backbone',
+         r"behind 'ema_model\.module\.' or 'student\.': set .*prefix='ema_model\.module\.'\)"),
+        (['{}'], None, None, r'backbone\.init_cfg=dict\(\S+, checkpoint=\S+\)$'),
+        (['encoder.{}'], None, None, r"model\.backbone\.init_cfg=dict.* prefix='encoder\.'\)$"),
+        (['_orig_mod.backbone.{}', '_orig_mod.head.{}'], None, None, "--prefix '' writes them"),
+        (['backbone._orig_mod.{}', 'head.{}'], None, None, "--prefix '' writes them"),
+    ],
+)  # fmt: skip
+def test_the_cure_of_a_wrong_prefix(tmp_path, names, prefix, of, cure):
+    """Files of Lightning, torch.compile, teachers, bare backbones, and other prefixes."""
+    path, model = tmp_path / 'a.pth', nn.ModuleDict(PARTS)
+    weights = {
+        form.format(name): value
+        for form in names
+        for name, value in PARTS['head' if 'head' in form else 'backbone'].state_dict().items()
+    }
+    save_checkpoint(path, weights, {})
+    with pytest.raises(CheckpointError, match=cure):
+        check_fits(path, model[of] if of else model, prefix)
+
+
+def test_the_cure_of_a_backbone_for_a_whole_model(tmp_path):
+    path, whole = tmp_path / 'a.pth', nn.ModuleDict(PARTS)
     save_checkpoint(path, {'backbone.weight': torch.zeros(3, 2)}, {})
-    with pytest.raises(CheckpointError, match=r"init_cfg needs prefix='backbone\.'"):
-        check_fits(path, nn.Linear(2, 3))
-    with pytest.raises(CheckpointError, match='begin with backbone: change the prefix'):
-        check_fits(path, nn.Linear(2, 3), prefix='backbon.')
-    whole = nn.ModuleDict(dict(backbone=nn.Linear(2, 3), head=nn.Linear(3, 4)))
     with pytest.raises(CheckpointError, match=r'which are named in model\.backbone\.init_cfg$'):
         load_checkpoint(whole, path)
+
+
+def test_sections_that_are_not_read(tmp_path):
+    torch.save(dict(teacher=PARTS['head'].state_dict(), epoch=3), tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match='but under teacher: save one of them as state_dict'):
+        load_state_dict(tmp_path / 'a.pth')
 
 
 @pytest.mark.parametrize(

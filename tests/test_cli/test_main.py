@@ -13,7 +13,7 @@ from mmlinattn import __main__ as program
 from mmlinattn.analysis.throughput import AUTOCAST
 from mmlinattn.apis.sources import MAX_MEGAPIXELS
 from mmlinattn.checkpoints import SOURCES
-from mmlinattn.cli import doctor
+from mmlinattn.cli import check_data, doctor, train
 from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.deployment import FORMATS, is_exported
@@ -117,6 +117,9 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
             'torchrun --nproc-per-node N -m mmlinattn train ',
         ),
         (['doctor', 'now'], 'unrecognized arguments: now'),
+        (['train', 'c', '--load-from', 'w'], '; instead: --cfg-options load_from=FILE'),
+        (['test', 'c', 'w', '--eval', 'bbox'], 'metrics that test_evaluator of the config names'),
+        (['train', 'c', '--gpus', '1'], '; instead: torchrun'),
     ],
 )
 def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
@@ -127,6 +130,16 @@ def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
     error = capsys.readouterr().err
     assert error.startswith('error: ') and error.count('\n') == 1
     assert message in error and f'(mmlinattn {argv[0]} ' in error and '--help)' in error
+
+
+def test_home_folder_after_an_equals_sign(monkeypatch):
+    def done(args):
+        assert (args.work_dir, args.cfg_options) == ('/home/me/x', {'a.b': '/home/me', 'c': 'a~'})
+
+    monkeypatch.setenv('HOME', '/home/me')
+    monkeypatch.setattr(train, 'main', done)
+    argv = ['train', 'c', '--work-dir=~/x', '--cfg-options', 'a.b=~', 'c=a~']
+    assert program.main(argv) == 0
 
 
 def test_options_with_dicts():
@@ -149,6 +162,18 @@ def test_options_with_dicts():
         'i': '{}.pth',
         'j': 'adict(b)',  # MMEngine's action removes spaces
     }
+
+
+@pytest.mark.parametrize('argv', [['check-data', 'c'], ['check-data', 'c', '--debug']])
+@pytest.mark.parametrize('place', [(program, '_import_command'), (check_data, 'load_config')])
+def test_ctrl_c_is_one_line(capsys, monkeypatch, argv, place):
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*place, pressed)
+    with pytest.raises(SystemExit, match='^130$'):
+        program.main(argv)
+    assert capsys.readouterr().err == 'error: interrupted\n'
 
 
 @pytest.mark.parametrize(
@@ -180,10 +205,12 @@ def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, m
     monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
     broken = tmp_path / 'broken.py'
     broken.write_text('model = dict(')
+    without_suffix = str(tmp_path / 'broken')
     variable = ['ravlt-nano_shapes', '--cfg-options', 'data_root=elsewhere']
     for config, message in (
         (variable, "'data_root' is a variable of the config file"),
         ([str(broken)], f"SyntaxError: config {broken}: '(' was never closed"),
+        ([without_suffix], f"config '{without_suffix}' does not exist, but {broken} does"),
     ):
         with pytest.raises(SystemExit, match='^2$'):
             program.main(['check-data', *config])

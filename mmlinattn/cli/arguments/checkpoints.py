@@ -20,6 +20,9 @@ def convert(argv: Optional[List[str]] = None) -> Namespace:
     add('dst', metavar='DST', type=Path, help='file to write (.pth, .safetensors)')
     add('--source', choices=SOURCES,
         help='the release; without it rala or mala, by the classifier in SRC')  # fmt: skip
+    add('--prefix', metavar='P',
+        help="rename nothing; keep the weights whose names begin with P, without P and "
+        "torch.compile's _orig_mod.")  # fmt: skip
     add('--any-attention', action='store_true',
         help='let RAVLT, MAViT, MLLA or HViTTT with another attention begin with them')  # fmt: skip
     add('--config', help='config of the model that the weights are for')
