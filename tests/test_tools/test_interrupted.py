@@ -57,7 +57,7 @@ def weights(path) -> dict:
 def test_killed_at_random_moments(root, options, tmp_path):
     """SIGKILL while checkpoints are written all the time: none is lost, the next run goes on."""
     work, moments, config = tmp_path / 'work', random.Random(0), signalling(root, tmp_path, 'seg')
-    cfg = [*options('seg', 100_000), *SEG, 'default_hooks.checkpoint.interval=1']
+    cfg = [*options('seg', 600), *SEG, 'default_hooks.checkpoint.interval=1']
     reached = 0
     for round in range(size(2, 12)):
         keep = 'default_hooks.checkpoint.max_keep_ckpts=1'
@@ -125,7 +125,7 @@ default_hooks = dict(checkpoint=dict(type='AtomicCheckpointHook', save_best='acc
 
 def test_two_processes_stop_at_the_same_iteration(root, options, tmp_path):
     """One of them is told. Before, each has validated another number of images."""
-    cfg = [*options('seg', 100_000, batch=2), *SEG, 'train_cfg.val_interval=2']
+    cfg = [*options('seg', 600, batch=2), *SEG, 'train_cfg.val_interval=2']
     cfg += ['val_dataloader.sampler.round_up=False', 'val_dataloader.dataset.indices=3']
     config = signalling(root, tmp_path, 'seg')
     group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())

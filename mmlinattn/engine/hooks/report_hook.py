@@ -39,7 +39,8 @@ class ReportHook(Hook):
         except Exception as error:  # the training is done
             log_warning(f'no report of the training ({type(error).__name__}: {error})')
             return
-        print_log(f'{runner.work_dir}/report: {", ".join(written)}', 'current')
+        if written:
+            print_log(f'{runner.work_dir}/report: {", ".join(written)}', 'current')
 
 
 def _write(runner: Runner) -> list:

@@ -21,6 +21,7 @@ from ..model import unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
 from ..preflight.evaluators import check_evaluator
 from ..preflight.sample_loading import check_samples
+from .schedule import check_schedule, optim_wrappers, schedule_of_config
 
 
 class PluginRunner(Runner):
@@ -74,8 +75,12 @@ class PluginRunner(Runner):
             handler.setLevel(level)
         with _resume_errors(self), known_messages_hidden():
             super().load_or_resume()
-            if self._resume:
-                _check_optimizer(self.optim_wrapper)
+
+    def resume(self, *args: Any, **kwargs: Any) -> None:
+        """Resume with the schedule and optimizer options of the config (see schedule.py)."""
+        with schedule_of_config(self):
+            super().resume(*args, **kwargs)
+            _check_optimizers(self)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         loop = super().build_train_loop(loop)
@@ -123,6 +128,7 @@ class PluginRunner(Runner):
         """Build loops and optimizer, so that errors in a config come before any work."""
         self.train_loop, self.val_loop  # noqa: B018  built on first access
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
+        check_schedule(self)
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict], model: nn.Module) -> nn.Module:
         model = plain_batch_norm(model)
@@ -155,13 +161,13 @@ def _resume_errors(runner: Runner) -> Iterator[None]:
         ) from error
 
 
-def _check_optimizer(wrapper: Any) -> None:
+def _check_optimizers(runner: Runner) -> None:
     """Raise ValueError if the loaded state is of another optimizer.
 
     torch loads such a state without an error and fails on missing options later.
     """
-    for each in getattr(wrapper, 'optim_wrappers', dict(one=wrapper)).values():
-        optimizer = each.optimizer
+    for wrapper in optim_wrappers(runner).values():
+        optimizer = wrapper.optimizer
         for group in optimizer.param_groups:
             missing = sorted(set(optimizer.defaults).difference(group))
             if missing:

@@ -1,0 +1,161 @@
+"""Schedules of a training: a trial before work, and the config's schedule on resume."""
+
+import copy
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Dict, Iterator, List, Sequence, Set
+
+from mmengine.optim import OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+
+from ...utils.command_line import error_text
+from ...utils.messages import log_warning
+from ..model import quiet
+
+# Attributes of schedulers that are no options: their steps change them, or their optimizer.
+STATE = {
+    'last_step', '_global_step', '_last_value', 'best', 'cooldown_counter', 'num_bad_epochs',
+    'optimizer', 'base_values',
+}  # fmt: skip
+NO_RATE = 1e-8  # share of the highest learning rate at which nothing is trained
+
+
+def check_schedule(runner: Runner) -> None:
+    """Step the schedulers of a config to the end of the training, on a stand-in for the optimizer.
+
+    Args:
+        runner: runner with its training loop and optimizer, before it builds the schedulers.
+
+    Raises:
+        ValueError: a scheduler cannot be built, fails before the end or never steps, or the
+            learning rate is 0 before the end.
+    """
+    configs = runner.param_schedulers or []
+    for name, wrapper in optim_wrappers(runner).items():
+        has_own = isinstance(configs, dict) and 'type' not in configs
+        place = f'param_scheduler.{name}' if has_own else 'param_scheduler'
+        chosen = configs[name] if has_own else configs
+        stand_in, schedulers = _stand_in(wrapper), {}
+        for i, config in enumerate(chosen if isinstance(chosen, Sequence) else [chosen]):
+            options = ', '.join(f'{key}={value!r}' for key, value in config.items())
+            where = f'{place}[{i}] ({options})'
+            try:
+                (schedulers[where],) = runner._build_param_scheduler(config, stand_in)
+            except Exception as error:
+                raise ValueError(f'{where}: {error_text(error)}') from error
+            counts_epochs = schedulers[where].by_epoch and 'monitor' not in vars(schedulers[where])
+            if counts_epochs and isinstance(runner.train_loop, IterBasedTrainLoop):
+                raise ValueError(
+                    f'{where} counts epochs and never changes a value, since train_cfg counts '
+                    'iterations: set by_epoch=False'
+                )
+        if schedulers:
+            _check_rates(schedulers, stand_in, runner.train_loop)
+
+
+def _check_rates(schedulers: Dict[str, Any], stand_in: OptimWrapper, loop: Any) -> None:
+    """Raise ValueError if a scheduler fails before the end of a training, or the rate is 0."""
+    end, length = loop.max_iters, _epoch_length(loop)
+    with quiet():
+        rates = [
+            max(group['lr'] for group in stand_in.param_groups)
+            for _ in _steps(schedulers, end, loop.max_epochs, length)
+        ]
+    least = NO_RATE * max(rates, default=0)
+    last = max((i for i, rate in enumerate(rates, 1) if rate > least), default=end)
+    if end - last > (length or 1):
+        raise ValueError(
+            f'{", ".join(schedulers)}: the learning rate is 0 after iteration {last} of {end}; '
+            'make the schedule as long as the training'
+        )
+
+
+@contextmanager
+def schedule_of_config(runner: Runner) -> Iterator[None]:
+    """Keep the schedule and the optimizer options of the config while a checkpoint is resumed.
+
+    MMEngine takes both from the checkpoint, so that edits in the config would have no effect. If
+    they differ, those of the config are set, the schedulers step to the iteration of the
+    checkpoint, and a warning names the differences. Moments of the optimizer are loaded.
+    """
+    wrappers, found = optim_wrappers(runner).values(), runner.param_schedulers or []
+    schedulers = [*chain(*found.values())] if isinstance(found, dict) else found
+    options = [{**vars(scheduler)} for scheduler in schedulers]
+    groups = [{**group} for wrapper in wrappers for group in wrapper.param_groups]
+    yield
+    loop, length = runner.train_loop, _epoch_length(runner.train_loop)
+    if length and not 0 <= loop.iter - loop.epoch * length <= length:
+        loop._iter = loop.epoch * length  # the epochs of the checkpoint had another length
+    if loop.epoch >= loop.max_epochs if length else loop.iter >= loop.max_iters:
+        limit = f'max_epochs={loop.max_epochs}' if length else f'max_iters={loop.max_iters}'
+        log_warning(f'Nothing is left to train: the checkpoint has reached train_cfg.{limit}.')
+    loaded = [group for wrapper in wrappers for group in wrapper.param_groups]
+    scheduled = {scheduler.param_name for scheduler in schedulers}
+    scheduled.update(['betas'] if 'momentum' in scheduled else [])
+    changed = _differences('optimizer', groups, loaded, {'params', *scheduled})
+    for scheduler, before in zip(schedulers, options):
+        changed += _differences(type(scheduler).__name__, [before], [vars(scheduler)], STATE)
+        if scheduler._global_step != (loop.epoch if scheduler.by_epoch else loop.iter):
+            changed.append(f'the steps of {type(scheduler).__name__}')
+    if not changed:
+        return
+    for group, before in zip(loaded, groups):
+        group.update((key, value) for key, value in before.items() if key != 'params')
+    for scheduler, before in zip(schedulers, options):
+        vars(scheduler).clear()
+        vars(scheduler).update(before)
+    with quiet():
+        names = {f'param_scheduler[{i}]': each for i, each in enumerate(schedulers)}
+        [*_steps(names, loop.iter, loop.epoch, length)]
+    log_warning(
+        f'The config has another schedule or optimizer than the checkpoint: {"; ".join(changed)}. '
+        f'That of the config holds from iteration {loop.iter} on.'
+    )
+
+
+def optim_wrappers(runner: Runner) -> Dict[str, OptimWrapper]:
+    """Return the optimizers of a training by name; a single one has the name ``''``."""
+    return getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})
+
+
+def _stand_in(wrapper: OptimWrapper) -> OptimWrapper:
+    """Return an optimizer with one group for each set of options, for quick steps."""
+    optimizer = copy.copy(wrapper.optimizer)
+    groups = {repr({**group, 'params': ()}): {**group} for group in optimizer.param_groups}
+    optimizer.param_groups = [*groups.values()]
+    return OptimWrapper(optimizer)
+
+
+def _epoch_length(loop: Any) -> int:
+    """Return the number of iterations in an epoch, 0 for a training by iterations."""
+    return len(loop.dataloader) if isinstance(loop, EpochBasedTrainLoop) else 0
+
+
+def _steps(schedulers: Dict[str, Any], iterations: int, epochs: int, length: int) -> Iterator[int]:
+    """Yield each iteration, then step the schedulers as MMEngine's ParamSchedulerHook does."""
+    for done in range(1, iterations + 1):
+        yield done
+        ends_epoch = length and done % length == 0 and done // length <= epochs
+        for by_epoch in (False, True)[: 2 if ends_epoch else 1]:
+            for where, scheduler in schedulers.items():
+                if scheduler.by_epoch != by_epoch:
+                    continue
+                try:
+                    scheduler.step()
+                except Exception as error:
+                    text = f'fails after {done} of {iterations} iterations: {error_text(error)}'
+                    raise ValueError(f'{where} {text}') from error
+
+
+def _differences(
+    name: str, options: Sequence[dict], loaded: Sequence[dict], ignored: Set[str]
+) -> List[str]:
+    """Return the names of options that differ, numbers with both values."""
+    found = {}
+    for new, old in zip(options, loaded):
+        for key in new.keys() - ignored:
+            if key not in old or new[key] != old[key]:
+                values = f' is {new[key]}, was {old.get(key)}'
+                is_plain = isinstance(new[key], (int, float, tuple))
+                found[key] = f'{name}.{key.lstrip("_")}{values if is_plain else ""}'
+    return [found[key] for key in sorted(found)]

@@ -1,0 +1,152 @@
+"""Schedules are tried before work, and edits of a config hold in a resumed training."""
+
+import pytest
+import torch
+from mmengine.model import BaseModel
+from torch import nn
+
+from mmlinattn.engine.runner import schedule
+from mmlinattn.engine.runner.runner import PluginRunner
+
+LR = 0.5
+
+
+class Net(BaseModel):
+    """Its gradient is 1, so SGD lowers the weight by the sum of the learning rates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+
+    def forward(self, inputs, mode='tensor'):
+        return dict(loss=self.weight * inputs.mean())
+
+
+def runner(folder, schedulers, length, by_epoch=False, optimizer=(), resume=None, batch_size=1):
+    """A training of 2 images an epoch."""
+    loop = dict(max_epochs=length) if by_epoch else dict(max_iters=length)
+    return PluginRunner(
+        model=Net(),
+        work_dir=str(folder),
+        train_dataloader=dict(
+            dataset=[dict(inputs=torch.ones(()))] * 2,
+            collate_fn=dict(type='default_collate'),
+            sampler=dict(type='DefaultSampler' if by_epoch else 'InfiniteSampler', shuffle=False),
+            batch_size=batch_size,
+        ),
+        train_cfg=dict(by_epoch=by_epoch, **loop),
+        optim_wrapper=dict(optimizer=dict(dict(type='SGD', lr=LR), **dict(optimizer))),
+        param_scheduler=schedulers,
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=by_epoch)),
+        resume=resume is not None,
+        load_from=resume and str(folder / resume),
+        experiment_name=f'{folder}-{length}-{resume}-{batch_size}'.replace('/', '_'),
+    )
+
+
+def lowered(run) -> float:
+    run.prepare_training()
+    run.train()
+    return -run.model.weight.item()
+
+
+def poly(end, **options):
+    return dict(type='PolyLR', power=1.0, end=end, **dict(dict(by_epoch=False), **options))
+
+
+def poly_rates(end, lr=LR):
+    return [lr * (1 - i / (end - 1)) for i in range(end)]
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    found = []
+    monkeypatch.setattr(schedule, 'log_warning', found.append)
+    return found
+
+
+@pytest.mark.parametrize(
+    'new, optimizer, rates, named',
+    [
+        (poly(4), {}, poly_rates(4), None),
+        (poly(8), {}, poly_rates(8), 'PolyLR.end is 8, was 4'),
+        ([], {}, 4 * [LR], 'optimizer.lr is 0.5, was 0.16'),
+        (poly(4), dict(lr=0.25), poly_rates(4, 0.25), 'optimizer.initial_lr is 0.25, was 0.5'),
+        ([poly(4), dict(type='MultiStepLR', milestones=[1, 3], by_epoch=False, gamma=0.1)], {},
+         [rate * 0.1 ** (i > 0) * 0.1 ** (i > 2) for i, rate in enumerate(poly_rates(4))],
+         'the steps of MultiStepLR'),
+    ],
+)  # fmt: skip
+def test_edits_hold_from_the_resumed_iteration_on(tmp_path, warnings, new, optimizer, rates, named):
+    assert lowered(runner(tmp_path, poly(4), 4)) == pytest.approx(sum(poly_rates(4)))
+    resumed = runner(tmp_path, new, len(rates), optimizer=optimizer, resume='iter_2.pth')
+    assert lowered(resumed) == pytest.approx(sum([*poly_rates(4)[:2], *rates[2:]]))
+    assert len(warnings) == (named is not None)
+    assert named is None or (named in warnings[0] and 'from iteration 2 on' in warnings[0])
+
+
+def test_other_optimizer_options_hold(tmp_path, warnings):
+    lowered(runner(tmp_path, poly(4), 4))
+    options = dict(momentum=0.5, dampening=0.5)
+    resumed = runner(tmp_path, poly(4), 4, optimizer=options, resume='iter_2.pth')
+    lowered(resumed)
+    (group,) = resumed.optim_wrapper.param_groups
+    assert (group['momentum'], group['dampening']) == (0.5, 0.5)
+    assert 'optimizer.dampening is 0.5, was 0; optimizer.momentum is 0.5, was 0.' in warnings[0]
+
+
+def test_epochs_of_another_length(tmp_path, warnings):
+    by_epoch = poly(4, by_epoch=True, convert_to_iter_based=True)
+    first = sum(poly_rates(8)[:4])
+    lowered(runner(tmp_path, by_epoch, 4, by_epoch=True))
+    resumed = runner(tmp_path, by_epoch, 4, by_epoch=True, batch_size=2, resume='epoch_2.pth')
+    assert lowered(resumed) == pytest.approx(first + sum(poly_rates(4)[2:]))
+    assert resumed.iter == 4 and 'PolyLR.end is 4, was 8' in warnings[0]
+
+
+@pytest.mark.parametrize('by_epoch', [False, True])
+def test_a_finished_training_says_that_nothing_is_left(tmp_path, warnings, by_epoch):
+    whole = lowered(runner(tmp_path, [], 2, by_epoch=by_epoch))
+    name = 'epoch_2.pth' if by_epoch else 'iter_2.pth'
+    resumed = runner(tmp_path, [], 2, by_epoch=by_epoch, resume=name)
+    assert lowered(resumed) == whole and not warnings[1:]
+    assert warnings[0].startswith('Nothing is left to train: ')
+
+
+@pytest.mark.parametrize(
+    'schedule, by_epoch, message',
+    [
+        (dict(type='LinearLR', start_factor=0, end=2), True, 'start_factor=0, .*division by zero'),
+        (dict(type='LinearLR', begin=1, end=1), True, 'end should be larger than begin'),
+        (dict(type='MultiStepLR', milestones=8), True, 'milestones=8.*not iterable'),
+        (dict(type='LinearLR', end=0.4, convert_to_iter_based=True), True,
+         r'end=0.4, .*end should be larger than begin, but got begin=0, end=0'),
+        (dict(type='OneCycleLR', eta_max=1.0, total_steps=2, by_epoch=False), False,
+         'total_steps=2.* fails after 3 of 4 iterations: Tried to step 4 times'),
+        (poly(2), False, 'the learning rate is 0 after iteration 1 of 4; make the schedule as'),
+        (poly(4, by_epoch=True), False, 'counts epochs and never changes a value.*by_epoch=False'),
+    ],
+)  # fmt: skip
+def test_what_fails_later_is_named_before_work(tmp_path, schedule, by_epoch, message):
+    run = runner(
+        tmp_path, [dict(type='ConstantLR'), schedule] if by_epoch else schedule, 4, by_epoch
+    )
+    with pytest.raises(
+        ValueError, match=rf'^param_scheduler\[{int(by_epoch)}\] \(type=.*{message}'
+    ):
+        run.prepare_training()
+
+
+@pytest.mark.parametrize(
+    'schedule, by_epoch',
+    [
+        (None, True),
+        (poly(4), False),
+        (poly(4, by_epoch=True), True),
+        (dict(type='ReduceOnPlateauLR', monitor='loss'), False),
+    ],
+)
+def test_schedules_that_pass(tmp_path, schedule, by_epoch):
+    run = runner(tmp_path, schedule, 4, by_epoch=by_epoch)
+    run.prepare_training()
+    assert run.optim_wrapper.param_groups[0]['lr'] == LR
