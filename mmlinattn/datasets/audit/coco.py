@@ -1,16 +1,29 @@
 """Checks of annotations in COCO format, record by record."""
 
+import codecs
+import json
 import math
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeGuard
+from typing import (
+    Any,
+    Container,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeGuard,
+)
 
 import numpy as np
+from mmengine import fileio
 
 # Pixels that a box or an outline may exceed its image by, because of rounding.
 MARGIN = 1.0
 # Kinds of findings in objects that MMDetection leaves out of training.
-DROPPED = ('area', 'box without extent', 'class')
+DROPPED = ('area', 'box without extent', 'mask without extent', 'unknown id')
 Size = Tuple[int, int]  # height, width
 
 
@@ -28,6 +41,22 @@ class Finding(NamedTuple):
     where: str
     what: str
     fatal: bool = False
+
+
+def read_json(path: str, backend_args: Optional[dict] = None) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, or begins with a byte-order mark.
+        OSError: it cannot be read.
+    """
+    data = fileio.get(path, backend_args)
+    if data.startswith(codecs.BOM_UTF8):
+        raise ValueError('it begins with a byte-order mark: save it as UTF-8 without one')
+    try:
+        return json.loads(data.decode())
+    except ValueError as error:
+        raise ValueError(f'it is no JSON: {error}') from error
 
 
 def check_coco(
@@ -49,53 +78,64 @@ def check_coco(
         >>> box = dict(id=1, image_id=1, category_id=7, bbox=[0, 0, 5, 4], area=0, iscrowd=0)
         >>> category = dict(id=7, name='cat')
         >>> found = check_coco(dict(images=[image], annotations=[box], categories=[category]))
-        >>> [(where, what) for _, where, what, fatal in found][1]
-        ('annotations', 'none of the 1 objects can be trained: 1 of area')
+        >>> [(where, what[:36]) for _, where, what, fatal in found if fatal]
+        [('annotations', 'none of the 1 objects can be trained')]
     """
     lists: List[list] = []
     for name in ('images', 'annotations', 'categories'):
         part = content.get(name) if isinstance(content, Mapping) else None
         if part is None and name == 'annotations' and lists and not trained:
             part = []  # images of a test whose annotations are not published
-        if not isinstance(part, list):
-            yield Finding('annotation', name, f'must be a list, got {_short(part)}', True)
+        if not isinstance(part, list) or (name != 'annotations' and not part):
+            what = f'must be a list with at least one record, got {_short(part)}'
+            yield Finding('annotation', name, what, True)
             return
         lists.append(part)
     images, annotations, categories = lists
     known = yield from _check_categories(categories, classes)
     sizes = yield from _check_images(images)
-    seen: Set[Any] = set()
-    unused: Counter = Counter()
+    seen, used = set(), set()
+    unused: Dict[str, List[str]] = {}
     for i, record in enumerate(annotations):
         if not isinstance(record, Mapping) or not _is_id(record.get('id')):
             yield Finding('annotation', f'annotations[{i}]', f'has no id: {_short(record)}', True)
             continue
         where = f'annotation {record["id"]!r}'
-        if type(record['id']) is str or record['id'] == 0:
-            what = 'its id must be a number, not 0: COCO evaluation takes 0 for "not matched"'
-            fatal = type(record['id']) is str and not trained
-            yield Finding('annotation', where, what, fatal)
+        if record['id'] == 0:
+            what = 'its id is 0, which COCO evaluation takes for "not matched": count from 1'
+            yield Finding('annotation', where, what)
+        if type(record['id']) is str:
+            what = 'its id is text: COCO evaluation needs a number'
+            yield Finding('annotation', where, what, not trained)
         if record['id'] in seen:
             yield Finding('annotation', where, 'its id is there twice', True)
         seen.add(record['id'])
         found = [*_check_annotation(record, where, sizes, known)]
         found += _check_mask(record, where, sizes, trained) if masks else []
         yield from found
-        kinds = [finding.kind for finding in found if finding.kind in DROPPED]
-        if _is_id(record.get('category_id')) and not known.get(record['category_id'], True):
-            kinds.append('classes that are not read')
+        reasons = [f'{each.kind} ({each.what})' for each in found if each.kind in DROPPED]
+        category = record.get('category_id')
+        if _is_id(category) and not known.get(category, True):
+            reasons.append('classes that are not read')
         if record.get('iscrowd') or record.get('ignore'):
-            kinds.append('crowds (iscrowd=1)')
-        unused.update(kinds[:1])
-    if trained and annotations and sum(unused.values()) == len(annotations):
-        reasons = ', '.join(f'{count} of {kind}' for kind, count in unused.items())
-        what = f'none of the {len(annotations)} objects can be trained: {reasons}'
+            reasons.append('crowds (iscrowd=1)')
+        if reasons:
+            unused.setdefault(reasons[0].partition(' (')[0], []).append(reasons[0])
+        elif _is_id(category):
+            used.add(category)
+    if trained and annotations and sum(map(len, unused.values())) == len(annotations):
+        what = ', '.join(f'{len(same)} of {same[0]}' for same in unused.values())
+        what = f'none of the {len(annotations)} objects can be trained: {what}'
         yield Finding('annotation', 'annotations', what, True)
+    missing = [name for category, name in known.items() if name and category not in used]
+    if trained and used and missing:
+        what = f'no object of {_short(missing)} can be trained'
+        yield Finding('class', 'annotations', what)
 
 
 def _check_categories(records: list, classes: Optional[Sequence[str]]):
-    """Yield the problems of categories, and return by id if they are read."""
-    known: Dict[Any, bool] = {}
+    """Yield the problems of categories, and return their names by id, '' if they are not read."""
+    known: Dict[Any, str] = {}
     for i, record in enumerate(records):
         fine = isinstance(record, Mapping) and _is_id(record.get('id'))
         if not fine or not isinstance(record.get('name'), str):
@@ -104,7 +144,8 @@ def _check_categories(records: list, classes: Optional[Sequence[str]]):
         elif record['id'] in known:
             yield Finding('annotation', f'category {record["id"]!r}', 'its id is there twice')
         else:
-            known[record['id']] = classes is None or record['name'] in classes
+            is_read = classes is None or record['name'] in classes
+            known[record['id']] = record['name'] if is_read else ''
     return known
 
 
@@ -135,16 +176,15 @@ def _check_images(records: list):
 
 
 def _check_annotation(
-    record: Mapping, where: str, sizes: Dict[Any, Size], known: Dict[Any, bool]
+    record: Mapping, where: str, sizes: Dict[Any, Size], known: Dict[Any, str]
 ) -> Iterator[Finding]:
     image, category = record.get('image_id'), record.get('category_id')
     if not _is_id(image) or image not in sizes:
-        what = f'no image has the id {_short(image)}'
-        yield Finding('annotation', where, what, not _is_id(image))
+        yield Finding('unknown id', where, _unknown('image', image, sizes), not _is_id(image))
         return
     if not _is_id(category) or category not in known:
-        what = f'no category has the id {_short(category)}'
-        yield Finding('class', where, what, not _is_id(category))
+        what = _unknown('category', category, known)
+        yield Finding('unknown id', where, what, not _is_id(category))
     area, crowd = record.get('area'), record.get('iscrowd', 0)
     if not _is_number(area) or area <= 0:
         what = f'area is {_short(area)}: objects without area are not trained'
@@ -176,40 +216,49 @@ def _check_mask(
         what = 'has none, but masks are trained: for boxes alone use no mask head'
         yield Finding('mask', where, what, True)
     elif mask and 0 not in size:
-        what, is_skipped = _mask_reason(mask, size)
+        kind, what = _mask_fault(mask, size)
         if what:
-            yield Finding('mask', where, what, not (trained and is_skipped))
+            yield Finding(kind or 'mask', where, what, not (trained and kind))
 
 
-def _mask_reason(mask: Any, size: Size) -> Tuple[str, bool]:
-    """Return why polygons or run lengths do not fit the image, and if a training skips them."""
+def _mask_fault(mask: Any, size: Size) -> Tuple[str, str]:
+    """Return the kind of finding, '' if it ends a training, and why a mask does not fit."""
     height, width = size
-    skipped = ''
     if isinstance(mask, list):
+        what, is_empty = '', True
         for outline in mask:
             points = np.asarray(outline) if isinstance(outline, list) else np.zeros(())
             if points.dtype.kind not in 'if' or points.ndim != 1 or not np.isfinite(points).all():
-                return f'an outline is {_short(outline)}', False
+                return '', f'an outline is {_short(outline)}'
             xs, ys = points[::2], points[1::2]
             most = max(xs.max(initial=0) - width, ys.max(initial=0) - height)
             beyond = max(most, -xs.min(initial=0), -ys.min(initial=0))
             if beyond > MARGIN:
-                skipped = f'an outline reaches {beyond:g} pixels beyond its image'
+                what = f'an outline reaches {beyond:g} pixels beyond its image'
             if beyond > max(size):  # pycocotools would exhaust the memory
-                return skipped, False
+                return '', what
             if len(points) < 6 or len(points) % 2:
-                skipped = f'an outline must be x, y three times or more, got {_short(outline)}'
-        return skipped, True
+                what = f'an outline must be x, y three times or more, got {_short(outline)}'
+            else:
+                is_empty = False
+        return 'mask without extent' if is_empty else 'mask', what
     if not isinstance(mask, Mapping) or not isinstance(mask.get('counts'), (list, str, bytes)):
-        return f'segmentation is {_short(mask)}', False
+        return '', f'segmentation is {_short(mask)}'
     if not isinstance(mask.get('size'), (list, tuple)) or tuple(mask['size']) != (height, width):
-        return f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}', False
+        return '', f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}'
     runs = mask['counts']
     if isinstance(runs, list) and not (
         all(type(run) is int and run >= 0 for run in runs) and sum(runs) == height * width
     ):
-        return f'its run lengths do not sum to {height * width} pixels: {_short(runs)}', False
-    return '', True
+        return '', f'its run lengths do not sum to {height * width} pixels: {_short(runs)}'
+    return 'mask', ''
+
+
+def _unknown(kind: str, value: Any, known: Container) -> str:
+    """Return that no record has an id, and the one that differs in its type alone."""
+    what = f'no {kind} has the id {_short(value)}'
+    other = str(value) if type(value) is int else int(value) if str(value).isdecimal() else None
+    return f'{what}, one has {other!r}: write both as numbers' if other in known else what
 
 
 def _is_id(value: Any) -> bool:

@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
-from ...datasets.audit.coco import Finding
+from ...datasets.audit.coco import Finding, check_coco
 from ..model import number_of_classes, quiet
 from .data import annotation_path, dataset_configs
 
@@ -76,10 +76,17 @@ def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Findi
     path = _json_file(datasets[0]) if len(datasets) == 1 else ''
     if not path or osp.realpath(path) in [osp.realpath(other) for other in files.values()]:
         return
-    for option, other in files.items():
+    for (option, other), metric in zip(files.items(), scored.values()):
+        kind = getattr(metric['type'], '__name__', metric['type'])
+        if other and kind.endswith('CocoMetric'):
+            try:
+                found = [*check_coco(read(other), trained=False)]
+            except (OSError, ValueError) as error:
+                found = [Finding('annotation', 'file', f'cannot be read: {error}', True)]
+            yield from (each._replace(where=f'{other}: {each.where}') for each in found)
         try:
             images, others = (_boxes(read(each)) for each in (path, other or path))
-        except (OSError, ValueError, KeyError, TypeError):  # reported by other checks
+        except (OSError, ValueError, KeyError, TypeError):  # reported
             continue
         # The images of a test set may have objects in the file of the metric alone.
         named_only = not any(images.values())
