@@ -17,9 +17,9 @@ from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight import sample_loading
-from mmlinattn.engine.preflight.data import DataError, check_data, labels_of
+from mmlinattn.engine.preflight.data import DataError, Labels, check_data, labels_of
 from mmlinattn.engine.preflight.run import audit, check_run
-from mmlinattn.engine.preflight.sample_loading import check_samples
+from mmlinattn.engine.preflight.sample_loading import CheckedLoading, check_samples
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 
@@ -174,6 +174,18 @@ def test_no_memory_for_an_image(root, monkeypatch):
     path = files(root, 'coco/train2017')[0]
     with pytest.raises(DataError, match=f'{path} cannot be loaded: MemoryError'):
         dataset[0]
+
+
+def test_a_video_that_cannot_be_read(tmp_path):
+    """Its own reason is kept: that of an image would be that it is damaged."""
+
+    def load(results):
+        raise ValueError('the file has no video stream')
+
+    path = tmp_path / 'sound.mp4'
+    path.touch()
+    with pytest.raises(DataError, match='sound.mp4 cannot be loaded: the file has no video stream'):
+        CheckedLoading(load, Labels())(dict(video_path=str(path)))
 
 
 def turn(path):
