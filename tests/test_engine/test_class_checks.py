@@ -120,12 +120,12 @@ def test_splits_with_the_classes_in_another_order(root):
         (
             lambda f: (f / 'star').rename(f / 'Star'),
             dict(metainfo=dict(classes=('circle', 'square', 'star'))),
-            r"the order \('Star', .*rename the folders as the classes",
+            r"val: label 0 is 'Star', but 'circle' in .* numbered by the folders. Rename them",
         ),
         (
             lambda f: None,
             dict(metainfo=dict(classes=('square', 'circle', 'star'))),
-            r"in the order \('circle', 'square', 'star'\), so \('square', 'circle', 'star'\)",
+            r"by the folders. Set metainfo=dict\(classes=\('circle', 'square', 'star'\)\)",
         ),
     ],
 )

@@ -3,19 +3,9 @@
 import codecs
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
-from typing import (
-    Any,
-    Container,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    TypeGuard,
-)
+from typing import Any, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from mmengine import fileio
@@ -24,6 +14,7 @@ from mmengine import fileio
 MARGIN = 1.0
 # Kinds of findings in objects that MMDetection leaves out of training.
 DROPPED = ('area', 'box without extent', 'mask without extent', 'unknown id')
+LISTS = dict(images='image', categories='category', annotations='annotation')
 Size = Tuple[int, int]  # height, width
 
 
@@ -81,144 +72,124 @@ def check_coco(
         >>> [(where, what[:36]) for _, where, what, fatal in found if fatal]
         [('annotations', 'none of the 1 objects can be trained')]
     """
-    lists: List[list] = []
-    for name in ('images', 'annotations', 'categories'):
+    tables: List[Dict[Any, Mapping]] = []
+    for name, kind in LISTS.items():
         part = content.get(name) if isinstance(content, Mapping) else None
-        if part is None and name == 'annotations' and lists and not trained:
+        if part is None and name == 'annotations' and not trained:
             part = []  # images of a test whose annotations are not published
         if not isinstance(part, list) or (name != 'annotations' and not part):
             what = f'must be a list with at least one record, got {_short(part)}'
             yield Finding('annotation', name, what, True)
             return
-        lists.append(part)
-    images, annotations, categories = lists
-    known = yield from _check_categories(categories, classes)
+        tables.append((yield from _by_id(name, kind, part)))
+    images, categories, annotations = tables
+    names = {key: record.get('name') for key, record in categories.items()}
+    for key, name in names.items():
+        if not isinstance(name, str):
+            yield Finding('annotation', f'category {key!r}', f'its name is {_short(name)}', True)
+    read = {key for key, name in names.items() if classes is None or name in classes}
     sizes = yield from _check_images(images)
-    seen, used = set(), set()
-    unused: Dict[str, List[str]] = {}
-    for i, record in enumerate(annotations):
-        if not isinstance(record, Mapping) or not _is_id(record.get('id')):
-            yield Finding('annotation', f'annotations[{i}]', f'has no id: {_short(record)}', True)
-            continue
-        where = f'annotation {record["id"]!r}'
-        if record['id'] == 0:
-            what = 'its id is 0, which COCO evaluation takes for "not matched": count from 1'
-            yield Finding('annotation', where, what)
-        if type(record['id']) is str:
-            what = 'its id is text: COCO evaluation needs a number'
-            yield Finding('annotation', where, what, not trained)
-        if record['id'] in seen:
-            yield Finding('annotation', where, 'its id is there twice', True)
-        seen.add(record['id'])
-        found = [*_check_annotation(record, where, sizes, known)]
-        found += _check_mask(record, where, sizes, trained) if masks else []
-        yield from found
-        reasons = [f'{each.kind} ({each.what})' for each in found if each.kind in DROPPED]
+    trained_classes, left_out = set(), []
+    for key, record in annotations.items():
+        reasons = []
+        for kind, what, fatal in _problems(record, sizes, names, masks, trained):
+            yield Finding(kind, f'annotation {key!r}', what, fatal)
+            reasons += [f'{kind} ({what})'] if kind in DROPPED else []
         category = record.get('category_id')
-        if _is_id(category) and not known.get(category, True):
+        if _is_id(category) and category in names and category not in read:
             reasons.append('classes that are not read')
         if record.get('iscrowd') or record.get('ignore'):
             reasons.append('crowds (iscrowd=1)')
-        if reasons:
-            unused.setdefault(reasons[0].partition(' (')[0], []).append(reasons[0])
-        elif _is_id(category):
-            used.add(category)
-    if trained and annotations and sum(map(len, unused.values())) == len(annotations):
-        what = ', '.join(f'{len(same)} of {same[0]}' for same in unused.values())
+        left_out += reasons[:1]
+        trained_classes.update([] if reasons or not _is_id(category) else [category])
+    if not trained or not annotations:
+        return
+    if len(left_out) == len(annotations):
+        counts = Counter(reason.partition(' (')[0] for reason in left_out)
+        first = {reason.partition(' (')[0]: reason for reason in reversed(left_out)}
+        what = ', '.join(f'{count} of {first[kind]}' for kind, count in counts.items())
         what = f'none of the {len(annotations)} objects can be trained: {what}'
         yield Finding('annotation', 'annotations', what, True)
-    missing = [name for category, name in known.items() if name and category not in used]
-    if trained and used and missing:
-        what = f'no object of {_short(missing)} can be trained'
-        yield Finding('class', 'annotations', what)
+    elif read - trained_classes:
+        missing = [name for key, name in names.items() if key in read - trained_classes]
+        yield Finding('class', 'annotations', f'no object of {_short(missing)} can be trained')
 
 
-def _check_categories(records: list, classes: Optional[Sequence[str]]):
-    """Yield the problems of categories, and return their names by id, '' if they are not read."""
-    known: Dict[Any, str] = {}
+def _by_id(name: str, kind: str, records: list):
+    """Yield records without an id, or with that of another one, and return all by their id."""
+    known: Dict[Any, Mapping] = {}
     for i, record in enumerate(records):
-        fine = isinstance(record, Mapping) and _is_id(record.get('id'))
-        if not fine or not isinstance(record.get('name'), str):
-            what = f'no id or name: {_short(record)}'
-            yield Finding('annotation', f'categories[{i}]', what, True)
-        elif record['id'] in known:
-            yield Finding('annotation', f'category {record["id"]!r}', 'its id is there twice')
-        else:
-            is_read = classes is None or record['name'] in classes
-            known[record['id']] = record['name'] if is_read else ''
+        if not isinstance(record, Mapping) or not _is_id(record.get('id')):
+            yield Finding('annotation', f'{name}[{i}]', f'has no id: {_short(record)}', True)
+            continue
+        if record['id'] in known:
+            where = f'{kind} {record["id"]!r}'
+            yield Finding('annotation', where, 'its id is there twice', kind == 'annotation')
+        known[record['id']] = record
     return known
 
 
-def _check_images(records: list):
+def _check_images(images: Dict[Any, Mapping]):
     """Yield the problems of images, and return their sizes by id, (0, 0) if unknown."""
     sizes: Dict[Any, Size] = {}
     named: Dict[str, Any] = {}
-    for i, record in enumerate(records):
-        if not isinstance(record, Mapping) or not _is_id(record.get('id')):
-            yield Finding('annotation', f'images[{i}]', f'has no id: {_short(record)}', True)
-            continue
-        where = f'image {record["id"]!r}'
+    for key, record in images.items():
+        where = f'image {key!r}'
         name: Any = record.get('file_name')
         size: Any = record.get('height'), record.get('width')
-        if record['id'] in sizes:
-            yield Finding('annotation', where, 'its id is there twice')
-        sizes[record['id']] = (0, 0)
         if not isinstance(name, str) or not name:
             yield Finding('annotation', where, f'file_name is {_short(name)}', True)
-        elif named.setdefault(name, record['id']) != record['id']:
+        elif named.setdefault(name, key) != key:
             what = f'has the same file_name as image {named[name]!r}, {_short(name)}'
             yield Finding('duplicate', where, what)
-        if not all(type(side) is int and side > 0 for side in size):
+        is_size = all(type(side) is int and side > 0 for side in size)
+        if not is_size:
             yield Finding('annotation', where, f'(height, width) is {_short(size)}', True)
-        else:
-            sizes[record['id']] = size
+        sizes[key] = size if is_size else (0, 0)
     return sizes
 
 
-def _check_annotation(
-    record: Mapping, where: str, sizes: Dict[Any, Size], known: Dict[Any, str]
-) -> Iterator[Finding]:
+def _problems(
+    record: Mapping, sizes: Dict[Any, Size], names: Dict[Any, Any], masks: bool, trained: bool
+) -> Iterator[Tuple[str, str, bool]]:
+    """Yield kind, text and fatality of the problems of an annotation."""
     image, category = record.get('image_id'), record.get('category_id')
+    if record['id'] == 0:
+        what = 'its id is 0, which COCO evaluation takes for "not matched": count from 1'
+        yield 'annotation', what, False
+    if type(record['id']) is str:
+        yield 'annotation', 'its id is text: COCO evaluation needs a number', not trained
+    if not _is_id(category) or category not in names:
+        yield 'unknown id', _unknown('category', category, names), not _is_id(category)
     if not _is_id(image) or image not in sizes:
-        yield Finding('unknown id', where, _unknown('image', image, sizes), not _is_id(image))
+        yield 'unknown id', _unknown('image', image, sizes), not _is_id(image)
         return
-    if not _is_id(category) or category not in known:
-        what = _unknown('category', category, known)
-        yield Finding('unknown id', where, what, not _is_id(category))
-    area, crowd = record.get('area'), record.get('iscrowd', 0)
+    height, width = sizes[image]
+    area: Any = record.get('area')
+    box: Any = record.get('bbox')
     if not _is_number(area) or area <= 0:
         what = f'area is {_short(area)}: objects without area are not trained'
-        yield Finding('area', where, what, not _is_number(area))
-    if crowd not in (0, 1):
-        yield Finding('annotation', where, f'iscrowd is {_short(crowd)}')
-    box = record.get('bbox')
-    height, width = sizes[image]
+        yield 'area', what, not _is_number(area)
+    if record.get('iscrowd', 0) not in (0, 1):
+        yield 'annotation', f'iscrowd is {_short(record["iscrowd"])}', False
     if not _are_numbers(box) or len(box) != 4:
-        yield Finding('annotation', where, f'bbox is {_short(box)}', True)
+        yield 'annotation', f'bbox is {_short(box)}', True
     elif height:  # else the size is reported
         x, y, w, h = box
         if w < 1 or h < 1:
             what = f'bbox is {box} (x, y, width, height): sides below 1 pixel are not trained'
-            yield Finding('box without extent', where, what)
+            yield 'box without extent', what, False
         elif min(x, y) < -MARGIN or x + w > width + MARGIN or y + h > height + MARGIN:
             is_off = x >= width or y >= height or x + w <= 0 or y + h <= 0
             kind = 'box without extent' if is_off else 'box outside'
-            what = f'bbox is {box}, its image {width} wide and {height} high'
-            yield Finding(kind, where, what)
-
-
-def _check_mask(
-    record: Mapping, where: str, sizes: Dict[Any, Size], trained: bool
-) -> Iterator[Finding]:
-    mask, image = record.get('segmentation'), record.get('image_id')
-    size = sizes.get(image, (0, 0)) if _is_id(image) else (0, 0)
-    if not mask and not record.get('ignore'):
-        what = 'has none, but masks are trained: for boxes alone use no mask head'
-        yield Finding('mask', where, what, True)
-    elif mask and 0 not in size:
-        kind, what = _mask_fault(mask, size)
+            yield kind, f'bbox is {box}, its image {width} wide and {height} high', False
+    mask = record.get('segmentation')
+    if masks and not mask and not record.get('ignore'):
+        yield 'mask', 'has none, but masks are trained: for boxes alone use no mask head', True
+    elif masks and mask and height:
+        kind, what = _mask_fault(mask, (height, width))
         if what:
-            yield Finding(kind or 'mask', where, what, not (trained and kind))
+            yield kind or 'mask', what, not (trained and kind)
 
 
 def _mask_fault(mask: Any, size: Size) -> Tuple[str, str]:
@@ -265,11 +236,11 @@ def _is_id(value: Any) -> bool:
     return type(value) in (int, str)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _are_numbers(values: Any) -> TypeGuard[List[float]]:
+def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(map(_is_number, values))
 
 

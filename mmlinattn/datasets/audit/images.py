@@ -4,7 +4,7 @@ import io
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Optional, Tuple, Union
+from typing import Any, BinaryIO, Optional, Tuple, Union
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
@@ -72,7 +72,7 @@ def file_fault(data: bytes) -> Optional[str]:
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith('I'):
-                top = image.getextrema()[1]
+                top: Any = image.getextrema()[1]
                 if 0 < top < 4096:
                     return f'its 16-bit values end at {top}, black in 8 bits: scale them to 65535'
             elif image.format == 'PNG':

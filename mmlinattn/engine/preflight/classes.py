@@ -40,10 +40,11 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
     """Compare the class names of a data set with its COCO categories or folders, in their order.
 
     These number the labels: classes in another order would be trained well and then called by each
-    other's names.
+    other's names. Hidden folders are found, too.
     """
+    yield from _check_hidden(dataset)
     metainfo = getattr(dataset, 'metainfo', {})
-    classes, name = metainfo.get('classes'), type(dataset).__name__
+    classes, name = metainfo.get('classes') or (), type(dataset).__name__
     if 'CLASSES' in metainfo:
         what = 'reads metainfo.classes, not metainfo.CLASSES: write classes=(...)'
         yield Finding('class', name, what, True)
@@ -55,7 +56,7 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
     names = [record.get('name') for record in categories if isinstance(record, Mapping)]
     names = [name for name in names if name and isinstance(name, str)]
     # MMDetection numbers the categories whose names are classes, in the order of the file.
-    ordered = [name for name in names if name in (classes or ())]
+    ordered = [name for name in names if name in classes]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         what = f'the category {twice[0]!r} is there twice: keep one of its ids, in annotations too'
@@ -66,16 +67,16 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
         what += f'the categories of the file. Set metainfo=dict(classes={_cut(shown)})'
         yield Finding('class', dataset.ann_file, what, True)
     folders = class_folders(dataset)
-    given, lower = [[name.casefold() for name in names] for names in (folders, classes or ())]
+    given, lower = [[name.casefold() for name in names] for names in (folders, classes)]
     if given != lower and sorted(given) == sorted(lower):
-        what = f'the folders number the labels in the order {_cut(tuple(folders))}, so '
-        what += f'{_cut(tuple(classes))} would give them other names: '
+        what = f'{_difference(folders, classes)} in metainfo.classes: the labels are numbered by '
+        what += 'the folders. '
         is_order = {*folders} == {*classes}
-        what += 'set classes in this order' if is_order else 'rename the folders as the classes'
-        yield Finding('class', name, what, True)
+        cure = f'Set metainfo=dict(classes={_cut(tuple(folders))})' if is_order else 'Rename them'
+        yield Finding('class', dataset.img_prefix, what + cure, True)
 
 
-def check_hidden(dataset: Any) -> Iterator[Finding]:
+def _check_hidden(dataset: Any) -> Iterator[Finding]:
     """Find the hidden folders below one of which all images are read, or which numbers classes.
 
     They have other things: ``.ipynb_checkpoints`` has old copies of the images beside it.

@@ -9,14 +9,7 @@ from torch import nn
 from ...datasets.audit.coco import Finding, check_coco, read_json
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
-from .classes import (
-    check_heads,
-    check_hidden,
-    check_names,
-    check_same_classes,
-    class_folders,
-    is_coco,
-)
+from .classes import check_heads, check_names, check_same_classes, class_folders, is_coco
 from .data import (
     DataError,
     built_dataset,
@@ -106,7 +99,6 @@ def _dataset_findings(
 ) -> Iterator[Finding]:
     """Yield the findings in the classes of a data set and in the records of its COCO file."""
     if not is_coco(type(dataset)):
-        yield from check_hidden(dataset)
         yield from check_names(dataset, ())
         return
     path = dataset.ann_file
