@@ -270,7 +270,7 @@ def test_a_metric_that_reads_another_file(root):
     with pytest.raises(DataError, match="copied.json: annotation 1: bbox is '1 2'"):
         check_run(cfg, 'val')
     (root / 'copied.json').write_bytes(b'\xef\xbb\xbf')
-    with pytest.raises(DataError, match='copied.json: file: cannot be read: .* byte-order mark'):
+    with pytest.raises(DataError, match="copied.json' cannot be read: .* byte-order mark"):
         check_run(cfg, 'val')
     cfg.val_evaluator.ann_file = str(root / COCO)
     message = rf"is '{root / COCO}', which lacks 2 of the 2 images .*such as '000000000001\.jpg'" \

@@ -265,7 +265,7 @@ def findings(cfg):
         ),
         (lambda m: m % 4 + 1, False, "of 'a': if they count classes from 1, set reduce_zero_label"),
         (lambda m: m + 1, True, None),
-        (lambda m: m, True, "of 'e': reduce_zero_label=True is for maps that count classes from 1"),
+        (lambda m: m, True, "of 'e': if they count classes from 0, set reduce_zero_label=False"),
         (lambda m: 0 * m + 2, False, "of 'a', 'b', 'd', 'e': if they"),
         (lambda m: np.where(m == 3, 4, m), False, "of 'd'$"),
     ],

@@ -2,11 +2,10 @@
 
 import io
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Optional, Tuple, Union
 
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 
 def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
@@ -30,25 +29,6 @@ def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
         with Image.open(file) as image:
             width, height = image.size
     return height, width
-
-
-def exif_orientation(data: bytes) -> int:
-    """Return the EXIF orientation of an image file, 1 (upright) to 8; 1 if it has none.
-
-    Args:
-        data: content of the file.
-
-    Example:
-        >>> file, exif = io.BytesIO(), Image.Exif()
-        >>> exif[ExifTags.Base.Orientation] = 6
-        >>> Image.new('RGB', (64, 48)).save(file, 'jpeg', exif=exif)
-        >>> exif_orientation(file.getvalue())
-        6
-    """
-    # Damaged files are reported by other checks.
-    with suppress(Exception), Image.open(io.BytesIO(data)) as image:
-        return image.getexif().get(ExifTags.Base.Orientation, 1)
-    return 1
 
 
 def file_fault(data: bytes) -> Optional[str]:

@@ -1,7 +1,9 @@
 """Checked loading of samples, the same before work, in training and in ``check-data``."""
 
+import io
 import os.path as osp
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -11,7 +13,7 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset
 
 from ...datasets.audit.coco import Finding
-from ...datasets.audit.images import exif_orientation, file_fault
+from ...datasets.audit.images import file_fault, image_size
 from ...utils import outside_reason
 from ...utils.messages import log_warning
 from .data import DataError, Labels, first_files, folders_of
@@ -66,8 +68,7 @@ class CheckedLoading:
         size, here = (results.get('height'), results.get('width')), loaded['img_shape'][:2]
         if None not in size and size != here:
             what = f'is {here[0]} high and {here[1]} wide, its annotation says {size}'
-            data = fileio.get(path, self.load.backend_args) if size == here[::-1] else b''
-            turned = exif_orientation(data) != 1
+            turned = size == here[::-1] and self._size_before_turning(path) == size
             if turned:
                 what = f'{what}: its EXIF orientation turns it when loaded. Save it turned, or set '
                 what += "color_type='color_ignore_orientation' to load it as its annotation says"
@@ -78,6 +79,11 @@ class CheckedLoading:
         if not all(0 <= value < number for value in np.ravel(label)):
             what = f'its label is {label}, the labels of {number} classes are 0 to {number - 1}'
             yield Finding('class', path, what, True)
+
+    def _size_before_turning(self, path: Any) -> Optional[Tuple[int, int]]:
+        with suppress(OSError):  # a format that Pillow does not know
+            return image_size(io.BytesIO(fileio.get(path, self.load.backend_args)))
+        return None
 
     def _check_seg_map(self, seg_map: np.ndarray, loaded: dict, path: Any) -> Iterator[Finding]:
         where, size = str(loaded.get('seg_map_path')), loaded.get('ori_shape')
@@ -222,10 +228,9 @@ def _check_seen(
             is_reduced = getattr(dataset, 'reduce_zero_label', False)
             if seen == {0}:
                 what += f': write other classes as 1, 2, ..., since {labels.ignored} is ignored'
-            elif 0 in missing and not is_reduced:
-                what += ': if they count classes from 1, set reduce_zero_label=True'
-            elif number - 1 in missing and is_reduced:
-                what += ': reduce_zero_label=True is for maps that count classes from 1'
+            elif (number - 1 if is_reduced else 0) in missing:
+                what += f': if they count classes from {0 if is_reduced else 1}, '
+                what += f'set reduce_zero_label={not is_reduced}'
         is_shift = labels.of_pixels and (0 in missing or 1 in (len(missing), len(seen)))
         if count is None or is_shift:
             yield Finding('class', where, what)
