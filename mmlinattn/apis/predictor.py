@@ -186,7 +186,13 @@ class Predictor:
             ValueError: an image has another shape or dtype.
         """
         for image in images:
-            if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+            if not isinstance(image, np.ndarray):
+                raise ValueError(
+                    f'image must be an array, got {type(image).__name__}: predictor(source) takes '
+                    'paths and PIL images'
+                )
+            is_fit = image.ndim == 3 and image.shape[2] == 3 and image.size
+            if not is_fit or image.dtype != np.uint8:
                 raise ValueError(
                     f'image must be (H, W, 3) uint8 in BGR, got {image.shape} {image.dtype}; '
                     'cv2.cvtColor converts grey images'
@@ -220,8 +226,7 @@ def _images(source: Union[Picture, Iterable[Picture]]) -> Iterator[Tuple[np.ndar
         for name, path in image_files([str(source)]).items():
             yield read_image(path), name
     elif isinstance(source, Image.Image):
-        rgb = ImageOps.exif_transpose(source).convert('RGB')
-        yield cv2.cvtColor(np.asarray(rgb), cv2.COLOR_RGB2BGR), ''
+        yield _bgr(ImageOps.exif_transpose(source)), ''
     elif isinstance(source, np.ndarray):
         yield source, ''
     else:
@@ -229,6 +234,17 @@ def _images(source: Union[Picture, Iterable[Picture]]) -> Iterator[Tuple[np.ndar
             'source must be a path, an array, a PIL image or a list of these, '
             f'got {type(source).__name__}'
         )
+
+
+def _bgr(image: Image.Image) -> np.ndarray:
+    """Return the pixels of a PIL image as those of its file; 16 bits become their upper 8."""
+    if image.mode.startswith(('I', 'F')):
+        values = np.asarray(image)
+        if image.mode == 'F' or values.min() < 0 or values.max() > 65535:
+            what = f'a PIL image of mode {image.mode!r} must have values of 16 bits'
+            raise ValueError(f'{what}: scale them to 0..255 and convert it to uint8')
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    return cv2.cvtColor(np.asarray(image.convert('RGB')), cv2.COLOR_RGB2BGR)
 
 
 def palette_of(meta: dict, cfg: Config, number: int) -> Sequence[Tuple[int, ...]]:

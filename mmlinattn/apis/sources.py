@@ -3,14 +3,21 @@
 import io
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List, Sequence
 
 import cv2
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
-IMAGES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm')
+from ..datasets.audit.images import file_fault, image_size
+
+# Formats that Pillow checks and OpenCV decodes; for some of them both need an optional library.
+IMAGES = (
+    '.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif', '.jp2',
+    '.avif',
+)  # fmt: skip
 MAX_MEGAPIXELS = 50.0
 
 
@@ -87,27 +94,24 @@ def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
             raise ImageError('not a regular file')
         data = path.read_bytes()
-        _check_content(data, max_megapixels)
-        # `imread` crashes on names that are not UTF-8.
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        _check_pixels(data, max_megapixels)
+        # OpenCV fills what is missing with grey; `imread` crashes on names that are not UTF-8.
+        fault = file_fault(data)
+        image = None if fault else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         if image is None:
-            raise ImageError('OpenCV does not know its format')
-    except UnidentifiedImageError as error:
-        raise ImageError(f'image {path} cannot be read: damaged, or no image') from error
+            raise ImageError(fault or 'OpenCV does not know its format')
     except Exception as error:  # decoders raise arbitrary exceptions on damaged files
         reason = getattr(error, 'strerror', None) or str(error) or type(error).__name__
         raise ImageError(f'image {path} cannot be read: {reason}') from error
     return image
 
 
-def _check_content(data: bytes, max_megapixels: float) -> None:
-    """Raise an error if an image is too large, or cut off: OpenCV fills the rest with grey."""
-    with Image.open(io.BytesIO(data)) as image:
-        width, height = image.size
+def _check_pixels(data: bytes, max_megapixels: float) -> None:
+    """Raise ImageError if an image has more pixels than the limit."""
+    with suppress(UnidentifiedImageError):  # a fault that is reported next
+        height, width = image_size(io.BytesIO(data))
         if width * height > 1e6 * max_megapixels:
             raise ImageError(
                 f'{width} x {height} = {width * height / 1e6:.1f} megapixels are more than the '
                 f'limit of {max_megapixels:g}; use a smaller image or raise --max-megapixels'
             )
-        image.draft('RGB', (1, 1))  # a JPEG is decoded at an eighth of its size
-        image.load()

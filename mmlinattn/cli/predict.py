@@ -98,13 +98,18 @@ def picture_names(names: Iterable[str]) -> Dict[str, str]:
 
 
 def files_to_predict(args: argparse.Namespace) -> Dict[str, Path]:
-    """Return the images of the sources, without the pictures that the command writes there."""
+    """Return the images of the sources, without the pictures of this and of earlier predictions."""
     written = {(args.out / name).resolve() for name in ('vis', 'labels')}
-    return {
-        name: path
-        for name, path in image_files(args.sources).items()
-        if written.isdisjoint(path.resolve().parents)
-    }
+
+    def is_written(name: str, path: Path) -> bool:
+        below = path.parents[: len(Path(name).parts) - 1]  # of the source, which may be any folder
+        return not written.isdisjoint(path.resolve().parents) or any(
+            folder.name in ('vis', 'labels') and (folder.parent / 'predictions.json').exists()
+            for folder in below
+        )
+
+    found = image_files(args.sources)
+    return {name: path for name, path in found.items() if not is_written(name, path)}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from mmengine.dataset import BaseDataset, Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..apis import sources
-from ..datasets.audit.images import image_size, truncation_reason
+from ..datasets.audit.images import file_fault, image_size
 from ..engine.preflight.data import DataError, built_dataset, check_data, folders_of
 from ..engine.preflight.sample_loading import base_datasets
 from ..utils import outside_reason
@@ -158,7 +158,7 @@ def check_readable(
     sizes: Dict[Tuple[int, ...], Path] = {}
     for path in paths:
         try:
-            reason = truncation_reason(path.read_bytes())
+            reason = file_fault(path.read_bytes())
             sizes.setdefault(image_size(path), path)
         except OSError as error:
             reason = str(error) or type(error).__name__

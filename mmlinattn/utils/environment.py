@@ -1,6 +1,8 @@
 """The process of a command: environment variables that other packages read at import."""
 
+import codecs
 import getpass
+import locale
 import os
 import sys
 from pathlib import Path
@@ -20,6 +22,15 @@ def prepare_environment() -> None:
         getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
         os.environ['USER'] = str(os.getuid())
+
+
+def restart_in_utf8() -> None:
+    """Start the command again in Python's UTF-8 mode if the locale has another encoding.
+
+    The frameworks read annotations and write configs in the encoding of the locale.
+    """
+    if codecs.lookup(locale.getpreferredencoding(False)).name != 'utf-8':
+        os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
 
 
 def is_command_line() -> bool:

@@ -1,11 +1,15 @@
 """Pictures of predictions, drawn by the visualizers of the frameworks."""
 
-from typing import Any, Dict, Sequence
+from functools import cache
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from mmengine.structures import BaseDataElement
 
 from ..engine.model import quiet
+from ..utils.messages import log_warning
 
 
 def draw_prediction(
@@ -45,13 +49,34 @@ def draw_prediction(
 
         best = sample.pred_score.topk(min(3, len(classes))).indices
         shown = DataSample().set_pred_score(sample.pred_score).set_pred_label(best)
-        return UniversalVisualizer().visualize_cls(image, shown, classes, draw_gt=False)
+        with rc_context({'font.sans-serif': font_families(tuple(classes))}):
+            return UniversalVisualizer().visualize_cls(image, shown, classes, draw_gt=False)
     visualizer.dataset_meta = dict(classes=classes, palette=[*map(tuple, palette)])
     drawn = []
-    with quiet():  # they warn of boxes that touch the border
+    # They warn of boxes that touch the border.
+    with rc_context({'font.sans-serif': font_families(tuple(classes))}), quiet():
         for truth in (True, False) if with_truth else (False,):
             visualizer.add_datasample(
                 '', image, sample, draw_gt=truth, draw_pred=not truth, **options
             )
             drawn.append(visualizer.get_image())
     return np.hstack(drawn)
+
+
+@cache
+def font_families(names: Tuple[str, ...]) -> List[str]:
+    """Return the family of an installed font that has all characters of some names.
+
+    It is matplotlib's default where that has them, or, with a warning, where no font has.
+    """
+    wanted = {ord(character) for name in names for character in name}
+    default = findfont(FontProperties())
+    for path in (default, *sorted(font.fname for font in fontManager.ttflist)):
+        font = get_font(path)
+        if wanted <= font.get_charmap().keys() and 'LastResort' not in font.postscript_name:
+            return [font.family_name]
+    log_warning(
+        f'no installed font has all characters of the class names {", ".join(names)}: pictures '
+        'have boxes in their place. Install one, such as Noto Sans CJK'
+    )
+    return [get_font(default).family_name]

@@ -51,12 +51,30 @@ def test_what_can_be_predicted(files, tmp_path):
         ('nowhere.jpg', FileNotFoundError, "source 'nowhere.jpg' does not exist"),
         (IMAGE[..., 0], ValueError, r'must be \(H, W, 3\) uint8 in BGR, got \(64, 96\) uint8'),
         (IMAGE / 255, ValueError, r'got \(64, 96, 3\) float64'),
+        (IMAGE[:0], ValueError, r'got \(0, 96, 3\) uint8'),
         (None, ValueError, 'a path, an array, a PIL image or a list of these, got NoneType'),
+        (Image.new('F', (8, 8)), ValueError, "mode 'F' must have values of 16 bits: scale them"),
     ],
 )
 def test_what_cannot_be_predicted(predictor, source, error, message):
     with pytest.raises(error, match=message):
         predictor('cls')(source)
+
+
+def test_an_array_is_expected(predictor):
+    with pytest.raises(ValueError, match=r'must be an array, got str: predictor\(source\) takes'):
+        predictor('cls').predict('a.jpg')
+
+
+@pytest.mark.parametrize('mode', ['I;16', 'I'])
+def test_16_bits_are_read_as_those_of_a_file(predictor, tmp_path, mode):
+    values = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
+    Image.fromarray(values).save(tmp_path / 'a.png')
+    image = Image.open(tmp_path / 'a.png') if mode == 'I;16' else Image.fromarray(np.int32(values))
+    assert image.mode == mode
+    by_path, direct = predictor('cls')([tmp_path / 'a.png', image])
+    np.testing.assert_array_equal(direct.image, by_path.image)
+    assert direct.image[..., 0].tolist() == (values // 256).tolist()
 
 
 @pytest.mark.parametrize('task', ['cls', 'seg', 'det'])

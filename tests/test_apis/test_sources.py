@@ -32,7 +32,7 @@ def test_odd_files_are_named_and_the_others_read(tmp_path):
     reasons = {
         'caf\udce9.png': '',
         'dangling.jpg': 'No such file or directory',
-        'empty.bmp': 'damaged, or no image',
+        'empty.bmp': 'the file is empty',
         'folder.jpg/inside.png': '',
         'good.png': '',
         'loop.jpg': 'Too many levels of symbolic links',
@@ -100,7 +100,8 @@ SAVED = {
     'baseline.jpg': dict(quality=95), 'progressive.jpg': dict(quality=95, progressive=True),
     'rgb.png': {}, 'rgb.bmp': {}, 'rgb.ppm': {}, 'raw.tif': {},
     'lzw.tif': dict(compression='tiff_lzw'), 'lossy.webp': dict(quality=95),
-    'lossless.webp': dict(lossless=True),
+    'lossless.webp': dict(lossless=True), 'one.gif': {}, 'lossless.jp2': {},
+    'lossy.avif': dict(quality=95), 'grey.pgm': {},
 }  # fmt: skip
 MODES = {
     'grey.jpg': 'L', 'cmyk.jpg': 'CMYK', 'grey.png': 'L', 'palette.png': 'P', 'alpha.png': 'RGBA',
@@ -119,8 +120,11 @@ def test_formats(tmp_path, name):
         Image.fromarray(IMAGE).convert(MODES[name]).save(path)
     else:
         cv2.imwrite(str(path), IMAGE[..., ::-1].astype(np.uint16) * 257)
-    found = read_image(path)
-    np.testing.assert_array_equal(found, cv2.imread(str(path), cv2.IMREAD_COLOR))
+    by_opencv = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    if by_opencv is None:
+        pytest.skip('an OpenCV that was built without this format')
+    found = read_image(image_files([str(path)])[name])
+    np.testing.assert_array_equal(found, by_opencv)
     if name.startswith(('rgb', 'raw', 'lzw', 'lossless', 'deep')):
         np.testing.assert_array_equal(found, IMAGE[..., ::-1])
     whole = path.read_bytes()

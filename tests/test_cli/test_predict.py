@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -16,6 +17,7 @@ from pycocotools.coco import COCO
 from mmlinattn import __main__ as program
 from mmlinattn.apis import Predictor, coco_categories, coco_json
 from mmlinattn.apis.coco import coco_record
+from mmlinattn.cli.predict import files_to_predict
 from mmlinattn.engine.config import load_config
 from tests.test_tools.conftest import CONFIGS
 
@@ -229,6 +231,21 @@ def test_pictures_in_the_source_are_not_predicted(
     assert sorted(path.name for path in (folder / 'out').iterdir()) == [
         'labels', 'predictions.json', 'vis',
     ]  # fmt: skip
+
+
+def test_pictures_of_an_earlier_prediction_are_not_predicted(tmp_path):
+    """Those of another --out below the source; a source may still be such a folder itself."""
+    for name in ('a.png', 'results/vis/a.png', 'results/labels/a.png', 'vis/b.png'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / 'results/predictions.json').touch()
+
+    def found(source):
+        options = SimpleNamespace(sources=[str(tmp_path / source)], out=tmp_path / 'other')
+        return [*files_to_predict(options)]
+
+    assert found('') == ['a.png', 'vis/b.png']
+    assert found('results/vis') == found('results/vis/a.png') == ['a.png']
 
 
 def test_coco_by_hand():

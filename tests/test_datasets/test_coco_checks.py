@@ -27,20 +27,30 @@ def test_nothing_is_found_where_nothing_is_wrong():
 @pytest.mark.parametrize(
     'change, kind, what',
     [
-        (lambda c: c.pop('categories'), 'annotation', 'must be a list, got None'),
+        (lambda c: c.pop('categories'), 'annotation', 'must be a list with at least one'),
         (lambda c: c['images'][0].pop('file_name'), 'annotation', 'file_name is None'),
         (lambda c: c['images'][0].update(width=0), 'annotation', r'\(height, width\) is \(10, 0'),
         (lambda c: c['images'].append(IMAGE), 'annotation', 'there twice'),
-        (lambda c: c['annotations'][0].update(image_id=2), 'annotation', 'no image has the id 2'),
-        (lambda c: c['annotations'][0].update(category_id=8), 'class', 'no category .* 8'),
+        (lambda c: c['annotations'][0].update(image_id=2), 'unknown id', 'no image has the id 2'),
+        (lambda c: c['annotations'][0].update(category_id=8), 'unknown id', 'no category .* 8'),
         (lambda c: c['annotations'][0].update(bbox=[2, 3, 4]), 'annotation', r'bbox is \[2, 3, 4'),
         (lambda c: c['annotations'][0].update(bbox=[2, 3, np.nan, 5]), 'annotation', 'bbox is'),
         (lambda c: c['annotations'][0].update(bbox=[2, 3, 0, 5]), 'box without extent', 'bbox is'),
         (lambda c: c['annotations'][0].update(bbox=[2, 3, 4, 9]), 'box outside', '20 wide and 10'),
         (lambda c: c['annotations'][0].pop('area'), 'area', 'area is None'),
         (lambda c: c['annotations'][0].update(iscrowd=1), 'annotation', r'1 of crowds \(iscrowd=1'),
-        (lambda c: c['annotations'][0].update(id='5'), 'annotation', "'5' its id must be a number"),
-        (lambda c: c['annotations'][0].update(id=0), 'annotation', '0 its id must be a number'),
+        (lambda c: c['annotations'][0].update(id='5'), 'annotation', "'5' its id is text"),
+        (lambda c: c['annotations'][0].update(id=0), 'annotation', '0 its id is 0, which'),
+        (
+            lambda c: c['images'][0].update(id='1'),
+            'annotation',
+            r"1 of unknown id \(no image has the id 1, one has '1': write both as numbers\)",
+        ),
+        (
+            lambda c: c['annotations'][0].update(category_id='7'),
+            'unknown id',
+            "no category has the id '7', one has 7: write both as numbers",
+        ),
         (
             lambda c: c['images'].append(dict(IMAGE, id=2)),
             'duplicate',
@@ -58,7 +68,11 @@ def test_nothing_is_found_where_nothing_is_wrong():
             'do not sum to 200 pixels',
         ),
         (lambda c: c['annotations'][0].update(iscrowd=2), 'annotation', 'iscrowd is 2'),
-        (lambda c: c['annotations'][0].update(segmentation=[[1, 2, 3]]), 'mask', 'three times'),
+        (
+            lambda c: c['annotations'][0].update(segmentation=[[1, 2, 3]]),
+            'annotation',
+            'none of the 1 objects can be trained: 1 of mask without extent .an outline',
+        ),
         (
             lambda c: c['annotations'][0].update(segmentation=dict(size=[9, 20], counts=[180])),
             'mask',
@@ -95,20 +109,26 @@ def test_an_object_without_a_mask():
 def test_masks_that_end_a_run(mask, trained, scored):
     content = copy.deepcopy(CONTENT)
     content['annotations'][0]['segmentation'] = mask
+    content['annotations'].append(dict(BOX, id=6))
     assert not [*check_coco(content)]
     for is_trained, ends in ((True, trained), (False, scored)):
         (found,) = check_coco(content, masks=True, trained=is_trained)
-        assert found.kind == 'mask' and found.fatal == ends
+        assert found.kind.startswith('mask') and found.fatal == ends
 
 
 def test_objects_of_which_some_are_trained():
     content = copy.deepcopy(CONTENT)
     content['annotations'].append(dict(BOX, id=6, area=0))
-    (found,) = check_coco(content)
-    assert found.kind == 'area' and not found.fatal
+    content['categories'].append(dict(id=8, name='dog'))
+    (found, missing) = check_coco(content)
+    assert found.kind == 'area' and not found.fatal and not missing.fatal
+    assert missing.what == "no object of ['dog'] can be trained"
     content['annotations'][0]['iscrowd'] = 1
     fatal = [found.what for found in check_coco(content) if found.fatal]
-    assert fatal == ['none of the 2 objects can be trained: 1 of crowds (iscrowd=1), 1 of area']
+    assert fatal == [
+        'none of the 2 objects can be trained: 1 of crowds (iscrowd=1), 1 of area '
+        '(area is 0: objects without area are not trained)'
+    ]
     assert not any(found.fatal for found in check_coco(content, trained=False))
 
 

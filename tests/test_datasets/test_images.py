@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmlinattn.datasets.audit.images import truncation_reason
+from mmlinattn.datasets.audit.images import file_fault
 
 pytestmark = pytest.mark.filterwarnings('ignore::UserWarning:PIL')
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
@@ -34,17 +34,17 @@ def data(request):
 
 
 def test_whole(data):
-    assert truncation_reason(data) is None
+    assert file_fault(data) is None
 
 
 @pytest.mark.parametrize('kept', [0.0, 0.02, 0.3, 0.9, 0.999])
 def test_cut_off(data, kept):
-    assert truncation_reason(data[: int(kept * len(data))])
+    assert file_fault(data[: int(kept * len(data))])
 
 
 def test_what_cameras_write_behind_the_end():
     for behind in (bytes(300), b'made with a camera' * 10):
-        assert truncation_reason(WHOLE['jpeg'] + behind) is None
+        assert file_fault(WHOLE['jpeg'] + behind) is None
 
 
 def test_any_changed_byte_of_a_png():
@@ -52,4 +52,4 @@ def test_any_changed_byte_of_a_png():
     for place in range(8, len(data) - 12, 97):
         changed = bytearray(data)
         changed[place] ^= 16
-        assert truncation_reason(bytes(changed)), place
+        assert file_fault(bytes(changed)), place

@@ -1,5 +1,6 @@
 """Classes, annotation files, heads and metrics that disagree end in one line before training."""
 
+import copy
 import json
 import re
 import shutil
@@ -69,11 +70,18 @@ def test_the_labels_would_be_wrong(root):
     assert not [*check_names(right, content['categories'])]
 
 
-@pytest.mark.parametrize('change_categories', [lambda c: c.pop(1), lambda c: c.insert(1, c[1])])
-def test_a_category_that_is_missing_or_there_twice(root, change_categories):
-    """Those behind it would get labels of other classes."""
+@pytest.mark.parametrize(
+    'change_categories, message',
+    [
+        (lambda c: c.pop(1), "label 1 is 'triangle', but 'square' in metainfo.classes"),
+        (lambda c: c.append(dict(c[1], id=9)), "the category 'square' is there twice: keep one"),
+        (lambda c: c.clear(), r'categories: must be a list with at least one record, got \[\]'),
+    ],
+)
+def test_categories_that_are_missing_or_there_twice(root, change_categories, message):
+    """Those behind one would get labels of other classes."""
     change(root / COCO, lambda content: change_categories(content['categories']))
-    with pytest.raises(DataError, match=f"{root / COCO}: label [12] is '(square|triangle)', but "):
+    with pytest.raises(DataError, match=f'{root / COCO}: {message}'):
         check_run(shrunk('ravlt-retinanet', root), 'train')
 
 
@@ -108,11 +116,16 @@ def test_splits_with_the_classes_in_another_order(root):
     [
         (lambda f: shutil.rmtree(f / 'square'), {}, "label 1 is 'square', but 'star' here"),
         (lambda f: (f / 'star').rename(f / 'Star'), {}, "label 0 is 'circle', but 'Star' here"),
-        (lambda f: (f / '.ipynb_checkpoints').mkdir(), {}, r'val: the hidden folder .* remove it'),
+        (lambda f: (f / '.ipynb_checkpoints').mkdir(), {}, r'_checkpoints: is a hidden folder'),
+        (
+            lambda f: (f / 'star').rename(f / 'Star'),
+            dict(metainfo=dict(classes=('circle', 'square', 'star'))),
+            r"val: label 0 is 'Star', but 'circle' in .* numbered by the folders. Rename them",
+        ),
         (
             lambda f: None,
             dict(metainfo=dict(classes=('square', 'circle', 'star'))),
-            r"in the order \('circle', 'square', 'star'\), so \('square', 'circle', 'star'\)",
+            r"by the folders. Set metainfo=dict\(classes=\('circle', 'square', 'star'\)\)",
         ),
     ],
 )
@@ -253,6 +266,12 @@ def test_a_metric_that_reads_another_file(root):
     shutil.copy(own, root / 'copied.json')
     cfg.val_evaluator.ann_file = str(root / 'copied.json')
     check_run(cfg, 'val')  # the same images
+    change(root / 'copied.json', lambda content: content['annotations'][0].update(bbox='1 2'))
+    with pytest.raises(DataError, match="copied.json: annotation 1: bbox is '1 2'"):
+        check_run(cfg, 'val')
+    (root / 'copied.json').write_bytes(b'\xef\xbb\xbf')
+    with pytest.raises(DataError, match="copied.json' cannot be read: .* byte-order mark"):
+        check_run(cfg, 'val')
     cfg.val_evaluator.ann_file = str(root / COCO)
     message = rf"is '{root / COCO}', which lacks 2 of the 2 images .*such as '000000000001\.jpg'" \
               rf".*: set val_evaluator\.ann_file='{own}'"  # fmt: skip
@@ -271,6 +290,8 @@ def test_records_with_problems_are_one_warning(root):
 
     def spoil(content):
         for annotation in content['annotations'][:2]:
+            content['annotations'].append(copy.deepcopy(annotation))
+            content['annotations'][-1]['id'] += 1000
             annotation['bbox'][2] = 0
 
     change(root / COCO, spoil)

@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+import re
 import shutil
+from collections import Counter
 from types import SimpleNamespace
 
 import cv2
@@ -15,9 +17,9 @@ from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight import sample_loading
-from mmlinattn.engine.preflight.data import DataError, check_data, labels_of
-from mmlinattn.engine.preflight.run import check_run
-from mmlinattn.engine.preflight.sample_loading import check_samples
+from mmlinattn.engine.preflight.data import DataError, Labels, check_data, labels_of
+from mmlinattn.engine.preflight.run import audit, check_run
+from mmlinattn.engine.preflight.sample_loading import CheckedLoading, check_samples
 from mmlinattn.engine.runner.runner import PluginRunner
 from tests.families import shrunk
 
@@ -118,7 +120,10 @@ def test_annotations_that_cannot_be_trained(root):
     with pytest.raises(DataError, match=f'{root / ANNOTATIONS}: .*{message}'):
         check_run(cfg, 'train')
     (root / ANNOTATIONS).write_text('{')
-    with pytest.raises(DataError, match=f'{root / ANNOTATIONS}: is no JSON'):
+    with pytest.raises(DataError, match=f'{root / ANNOTATIONS}: cannot be read: it is no JSON'):
+        check_run(cfg, 'train')
+    (root / ANNOTATIONS).write_bytes(b'\xef\xbb\xbf{}')
+    with pytest.raises(DataError, match=f'{root / ANNOTATIONS}: .* byte-order mark'):
         check_run(cfg, 'train')
 
 
@@ -130,7 +135,7 @@ def test_ids_that_the_evaluation_cannot_take(root):
             record['id'] = f'a{record["id"]}'
 
     change(root, rename, 'coco/annotations/instances_val2017.json')
-    with pytest.raises(DataError, match="annotation 'a1': its id must be a number"):
+    with pytest.raises(DataError, match="annotation 'a1': its id is text"):
         check_run(shrunk('ravlt-retinanet', root), 'train', 'val')
 
 
@@ -169,6 +174,18 @@ def test_no_memory_for_an_image(root, monkeypatch):
     path = files(root, 'coco/train2017')[0]
     with pytest.raises(DataError, match=f'{path} cannot be loaded: MemoryError'):
         dataset[0]
+
+
+def test_a_video_that_cannot_be_read(tmp_path):
+    """Its own reason is kept: that of an image would be that it is damaged."""
+
+    def load(results):
+        raise ValueError('the file has no video stream')
+
+    path = tmp_path / 'sound.mp4'
+    path.touch()
+    with pytest.raises(DataError, match='sound.mp4 cannot be loaded: the file has no video stream'):
+        CheckedLoading(load, Labels())(dict(video_path=str(path)))
 
 
 def turn(path):
@@ -232,11 +249,92 @@ def test_maps_with_labels_that_the_model_lacks(root):
         dataset[1]
 
 
-def test_masks_of_0_and_255(root, monkeypatch):
+def findings(cfg):
+    """What ``check-data`` says."""
+    return [str(finding.what) for _, finding in audit(cfg, ('train',), Counter())]
+
+
+# Of maps with the labels 0 to 4.
+@pytest.mark.parametrize(
+    'change_map, is_reduced, message',
+    [
+        (
+            lambda m: np.minimum(m, 1) * 255,
+            False,
+            "of 'b', 'c', 'd', 'e': write other classes as 1, 2, .*255",
+        ),
+        (lambda m: m % 4 + 1, False, "of 'a': if they count classes from 1, set reduce_zero_label"),
+        (lambda m: m + 1, True, None),
+        (lambda m: m, True, "of 'e': if they count classes from 0, set reduce_zero_label=False"),
+        (lambda m: 0 * m + 2, False, "of 'a', 'b', 'd', 'e': if they"),
+        (lambda m: np.where(m == 3, 4, m), False, "of 'd'$"),
+    ],
+)
+def test_classes_without_a_pixel(root, monkeypatch, change_map, is_reduced, message):
+    """Found before training in a few maps, and by check-data in all of them."""
+    cfg = shrunk('segformer', root)
+    cfg.model.decode_head.num_classes = 5
+    for path in root.rglob('*_labelTrainIds.png'):
+        seg_map = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64) % 5
+        cv2.imwrite(str(path), change_map(seg_map).astype(np.uint8))
+    dataset = cfg.train_dataloader.dataset
+    dataset.update(type='BaseSegDataset', reduce_zero_label=is_reduced)
+    dataset.update(metainfo=dict(classes=('a', 'b', 'c', 'd', 'e')), img_suffix='_leftImg8bit.png')
+    dataset.update(seg_map_suffix='_gtFine_labelTrainIds.png')
     said = []
     monkeypatch.setattr(sample_loading, 'log_warning', said.append)
-    loaded(segmentor(root, 255))
-    assert len(said) == 1 and 'with the labels 0 and 255 only, and 255 is ignored' in said[0]
+    for looked_at, where in ((8, ''), (2, ' in the 2 maps that were read')):
+        monkeypatch.setattr(sample_loading, 'LOOKED_AT', looked_at)
+        said.clear()
+        loaded(cfg)
+        assert len(said) == (message is not None)
+        assert all(where in text and re.search(message, text.replace(where, '')) for text in said)
+    assert [re.search(message, text) is not None for text in findings(cfg)] == [True] * len(said)
+
+
+def test_maps_of_ignored_pixels_only(root):
+    cfg = segmentor(root, 255)
+    for path in root.rglob('*_labelTrainIds.png'):
+        cv2.imwrite(str(path), np.full((64, 64), 255, np.uint8))
+    with pytest.raises(DataError, match='has maps with the label 255 only, which is ignored'):
+        loaded(cfg)
+    assert 'has maps with the label 255 only' in findings(cfg)[-1]
+
+
+def test_a_class_without_an_image_or_an_object(root):
+    cfg = shrunk('ravlt-nano-cls', root)
+    cfg.train_dataloader.dataset.pop('classes')
+    for path in files(root, 'imagenet/train/star'):
+        path.unlink()
+    assert "has no image of 'star'" in findings(cfg)
+    change(root, every(category_id=2))
+    cfg = shrunk('ravlt-retinanet', root)
+    message = "annotations: no object of ['circle', 'triangle', 'star', 'cross'] can be trained"
+    assert message in check_run(cfg, 'train')[0] and check_run(cfg, 'val') == []
+    assert message.partition(': ')[2] in findings(cfg)
+
+
+@pytest.mark.parametrize('folder', ['leftImg8bit/train', 'leftImg8bit/train/shapes'])
+def test_a_hidden_folder_of_images(root, folder):
+    hidden = root / 'cityscapes' / folder / '.ipynb_checkpoints'
+    hidden.mkdir()
+    cfg = shrunk('segformer', root)
+    with pytest.raises(DataError, match=f'{hidden}: is a hidden folder whose files would be read'):
+        check_run(cfg, 'train')
+    assert 'is a hidden folder whose files would be read: remove or rename it' in findings(cfg)
+
+
+def test_files_that_are_empty_or_nearly_black(root, monkeypatch):
+    image, other = files(root, 'coco/train2017')[:2]
+    cfg = shrunk('ravlt-retinanet', root)
+    said = []
+    monkeypatch.setattr(sample_loading, 'log_warning', said.append)
+    Image.fromarray(np.full((64, 64), 4095, np.uint16)).save(image, 'png')  # of a 12-bit camera
+    loaded(cfg)
+    assert said == [f'{image} its 16-bit values end at 4095, black in 8 bits: scale them to 65535']
+    other.write_bytes(b'')
+    with pytest.raises(DataError, match=f'^{other} cannot be loaded: the file is empty$'):
+        loaded(cfg)
 
 
 def test_labels_of_a_classifier(root):

@@ -75,9 +75,10 @@ STRIDES = r'\[4, 8, 16, 32, 64\]'
         (FCOS, BACKBONE, f'{WIDTHS}, start_level=0', r'model.bbox_head.strides is \[8, .*\], but '
          rf'neck gives .* {STRIDES}: set model.bbox_head.strides={STRIDES}'),
         (MASK_RCNN, BACKBONE, WIDTHS, None),
-        # Both of the last two maps have one cell here: their strides are not compared.
         (MASK_RCNN, BACKBONE, f'{WIDTHS}, num_outs=7), rpn_head=dict('
          'anchor_generator=dict(strides=[4, 8, 16, 32, 64, 128, 256])', None),
+        (MASK_RCNN, BACKBONE, f'{WIDTHS}, num_outs=7', r'rpn_head.anchor_generator.strides is '
+         r'.*: set .*strides=\[4, 8, 16, 32, 64, 128, 256\]'),
     ],
 )  # fmt: skip
 def test_pyramids_and_strides(tmp_path, base, backbone, neck, message):

@@ -67,8 +67,8 @@ def test_images_and_annotations_of_a_detector(check, data):
     assert code == 1
     for wanted in (
         f'train, box without extent: {data / COCO}: annotation 1: bbox is [',
-        f'train, class: {data / COCO}: annotation 2: no category has the id 99',
-        f'train, unreadable: {images[1]}: cannot be loaded: cannot identify image file',
+        f'train, unknown id: {data / COCO}: annotation 2: no category has the id 99',
+        f'train, unreadable: {images[1]}: cannot be loaded: damaged, or no image',
         f'train, unreadable: {images[2]}: does not exist; {images[2].parent} has ',
         f'train, size: {images[3]}: is 64 high and 32 wide, its annotation says (64, 64)',
         'train: 6 images',

@@ -1,10 +1,13 @@
 """What a command sets before it imports other packages."""
 
+import locale
 import os
 import subprocess
 import sys
 
 import pytest
+
+from mmlinattn import __main__ as program
 
 NAMES = ('LOGNAME', 'USER', 'LNAME', 'USERNAME')
 # torch sets it when it has asked for the name; a child process then does not ask.
@@ -46,3 +49,17 @@ def test_a_user_id_without_a_name_and_no_reports(root, tmp_path):
     assert done.returncode == 0, done.stderr
     # The identifier that onnxruntime sends with its reports.
     assert not list(tmp_path.rglob('deviceid'))
+
+
+def test_another_encoding_than_utf_8(monkeypatch, capsys):
+    """The command starts again in Python's UTF-8 mode, with the same arguments."""
+    started = []
+    monkeypatch.setattr(os, 'execv', lambda *args: started.append(args))
+    monkeypatch.setattr(sys, 'argv', ['mmlinattn', '--version'])
+    monkeypatch.setattr(sys, 'orig_argv', ['python3', '-m', 'mmlinattn', '--version'])
+    for encoding, times in (('UTF-8', 0), ('utf8', 0), ('ANSI_X3.4-1968', 1), ('cp1252', 2)):
+        monkeypatch.setattr(locale, 'getpreferredencoding', lambda _, found=encoding: found)
+        assert program.main() == 0 and len(started) == times
+    command = [sys.executable, '-X', 'utf8', '-m', 'mmlinattn', '--version']
+    assert started == [(sys.executable, command)] * 2
+    assert program.main(['--version']) == 0 and len(started) == 2  # called by another program

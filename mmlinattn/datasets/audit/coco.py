@@ -1,16 +1,20 @@
 """Checks of annotations in COCO format, record by record."""
 
+import codecs
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeGuard
+from typing import Any, Container, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+from mmengine import fileio
 
 # Pixels that a box or an outline may exceed its image by, because of rounding.
 MARGIN = 1.0
 # Kinds of findings in objects that MMDetection leaves out of training.
-DROPPED = ('area', 'box without extent', 'class')
+DROPPED = ('area', 'box without extent', 'mask without extent', 'unknown id')
+LISTS = dict(images='image', categories='category', annotations='annotation')
 Size = Tuple[int, int]  # height, width
 
 
@@ -28,6 +32,22 @@ class Finding(NamedTuple):
     where: str
     what: str
     fatal: bool = False
+
+
+def read_json(path: str, backend_args: Optional[dict] = None) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, or begins with a byte-order mark.
+        OSError: it cannot be read.
+    """
+    data = fileio.get(path, backend_args)
+    if data.startswith(codecs.BOM_UTF8):
+        raise ValueError('it begins with a byte-order mark: save it as UTF-8 without one')
+    try:
+        return json.loads(data.decode())
+    except ValueError as error:
+        raise ValueError(f'it is no JSON: {error}') from error
 
 
 def check_coco(
@@ -49,178 +69,178 @@ def check_coco(
         >>> box = dict(id=1, image_id=1, category_id=7, bbox=[0, 0, 5, 4], area=0, iscrowd=0)
         >>> category = dict(id=7, name='cat')
         >>> found = check_coco(dict(images=[image], annotations=[box], categories=[category]))
-        >>> [(where, what) for _, where, what, fatal in found][1]
-        ('annotations', 'none of the 1 objects can be trained: 1 of area')
+        >>> [(where, what[:36]) for _, where, what, fatal in found if fatal]
+        [('annotations', 'none of the 1 objects can be trained')]
     """
-    lists: List[list] = []
-    for name in ('images', 'annotations', 'categories'):
+    tables: List[Dict[Any, Mapping]] = []
+    for name, kind in LISTS.items():
         part = content.get(name) if isinstance(content, Mapping) else None
-        if part is None and name == 'annotations' and lists and not trained:
+        if part is None and name == 'annotations' and not trained:
             part = []  # images of a test whose annotations are not published
-        if not isinstance(part, list):
-            yield Finding('annotation', name, f'must be a list, got {_short(part)}', True)
+        if not isinstance(part, list) or (name != 'annotations' and not part):
+            what = f'must be a list with at least one record, got {_short(part)}'
+            yield Finding('annotation', name, what, True)
             return
-        lists.append(part)
-    images, annotations, categories = lists
-    known = yield from _check_categories(categories, classes)
+        tables.append((yield from _by_id(name, kind, part)))
+    images, categories, annotations = tables
+    names = {key: record.get('name') for key, record in categories.items()}
+    for key, name in names.items():
+        if not isinstance(name, str):
+            yield Finding('annotation', f'category {key!r}', f'its name is {_short(name)}', True)
+    read = {key for key, name in names.items() if classes is None or name in classes}
     sizes = yield from _check_images(images)
-    seen: Set[Any] = set()
-    unused: Counter = Counter()
-    for i, record in enumerate(annotations):
-        if not isinstance(record, Mapping) or not _is_id(record.get('id')):
-            yield Finding('annotation', f'annotations[{i}]', f'has no id: {_short(record)}', True)
-            continue
-        where = f'annotation {record["id"]!r}'
-        if type(record['id']) is str or record['id'] == 0:
-            what = 'its id must be a number, not 0: COCO evaluation takes 0 for "not matched"'
-            fatal = type(record['id']) is str and not trained
-            yield Finding('annotation', where, what, fatal)
-        if record['id'] in seen:
-            yield Finding('annotation', where, 'its id is there twice', True)
-        seen.add(record['id'])
-        found = [*_check_annotation(record, where, sizes, known)]
-        found += _check_mask(record, where, sizes, trained) if masks else []
-        yield from found
-        kinds = [finding.kind for finding in found if finding.kind in DROPPED]
-        if _is_id(record.get('category_id')) and not known.get(record['category_id'], True):
-            kinds.append('classes that are not read')
+    trained_classes, left_out = set(), []
+    for key, record in annotations.items():
+        reasons = []
+        for kind, what, fatal in _problems(record, sizes, names, masks, trained):
+            yield Finding(kind, f'annotation {key!r}', what, fatal)
+            reasons += [f'{kind} ({what})'] if kind in DROPPED else []
+        category = record.get('category_id')
+        if _is_id(category) and category in names and category not in read:
+            reasons.append('classes that are not read')
         if record.get('iscrowd') or record.get('ignore'):
-            kinds.append('crowds (iscrowd=1)')
-        unused.update(kinds[:1])
-    if trained and annotations and sum(unused.values()) == len(annotations):
-        reasons = ', '.join(f'{count} of {kind}' for kind, count in unused.items())
-        what = f'none of the {len(annotations)} objects can be trained: {reasons}'
+            reasons.append('crowds (iscrowd=1)')
+        left_out += reasons[:1]
+        trained_classes.update([] if reasons or not _is_id(category) else [category])
+    if not trained or not annotations:
+        return
+    if len(left_out) == len(annotations):
+        counts = Counter(reason.partition(' (')[0] for reason in left_out)
+        first = {reason.partition(' (')[0]: reason for reason in reversed(left_out)}
+        what = ', '.join(f'{count} of {first[kind]}' for kind, count in counts.items())
+        what = f'none of the {len(annotations)} objects can be trained: {what}'
         yield Finding('annotation', 'annotations', what, True)
+    elif read - trained_classes:
+        missing = [name for key, name in names.items() if key in read - trained_classes]
+        yield Finding('class', 'annotations', f'no object of {_short(missing)} can be trained')
 
 
-def _check_categories(records: list, classes: Optional[Sequence[str]]):
-    """Yield the problems of categories, and return by id if they are read."""
-    known: Dict[Any, bool] = {}
+def _by_id(name: str, kind: str, records: list):
+    """Yield records without an id, or with that of another one, and return all by their id."""
+    known: Dict[Any, Mapping] = {}
     for i, record in enumerate(records):
-        fine = isinstance(record, Mapping) and _is_id(record.get('id'))
-        if not fine or not isinstance(record.get('name'), str):
-            what = f'no id or name: {_short(record)}'
-            yield Finding('annotation', f'categories[{i}]', what, True)
-        elif record['id'] in known:
-            yield Finding('annotation', f'category {record["id"]!r}', 'its id is there twice')
-        else:
-            known[record['id']] = classes is None or record['name'] in classes
+        if not isinstance(record, Mapping) or not _is_id(record.get('id')):
+            yield Finding('annotation', f'{name}[{i}]', f'has no id: {_short(record)}', True)
+            continue
+        if record['id'] in known:
+            where = f'{kind} {record["id"]!r}'
+            yield Finding('annotation', where, 'its id is there twice', kind == 'annotation')
+        known[record['id']] = record
     return known
 
 
-def _check_images(records: list):
+def _check_images(images: Dict[Any, Mapping]):
     """Yield the problems of images, and return their sizes by id, (0, 0) if unknown."""
     sizes: Dict[Any, Size] = {}
     named: Dict[str, Any] = {}
-    for i, record in enumerate(records):
-        if not isinstance(record, Mapping) or not _is_id(record.get('id')):
-            yield Finding('annotation', f'images[{i}]', f'has no id: {_short(record)}', True)
-            continue
-        where = f'image {record["id"]!r}'
+    for key, record in images.items():
+        where = f'image {key!r}'
         name: Any = record.get('file_name')
         size: Any = record.get('height'), record.get('width')
-        if record['id'] in sizes:
-            yield Finding('annotation', where, 'its id is there twice')
-        sizes[record['id']] = (0, 0)
         if not isinstance(name, str) or not name:
             yield Finding('annotation', where, f'file_name is {_short(name)}', True)
-        elif named.setdefault(name, record['id']) != record['id']:
+        elif named.setdefault(name, key) != key:
             what = f'has the same file_name as image {named[name]!r}, {_short(name)}'
             yield Finding('duplicate', where, what)
-        if not all(type(side) is int and side > 0 for side in size):
+        is_size = all(type(side) is int and side > 0 for side in size)
+        if not is_size:
             yield Finding('annotation', where, f'(height, width) is {_short(size)}', True)
-        else:
-            sizes[record['id']] = size
+        sizes[key] = size if is_size else (0, 0)
     return sizes
 
 
-def _check_annotation(
-    record: Mapping, where: str, sizes: Dict[Any, Size], known: Dict[Any, bool]
-) -> Iterator[Finding]:
+def _problems(
+    record: Mapping, sizes: Dict[Any, Size], names: Dict[Any, Any], masks: bool, trained: bool
+) -> Iterator[Tuple[str, str, bool]]:
+    """Yield kind, text and fatality of the problems of an annotation."""
     image, category = record.get('image_id'), record.get('category_id')
+    if record['id'] == 0:
+        what = 'its id is 0, which COCO evaluation takes for "not matched": count from 1'
+        yield 'annotation', what, False
+    if type(record['id']) is str:
+        yield 'annotation', 'its id is text: COCO evaluation needs a number', not trained
+    if not _is_id(category) or category not in names:
+        yield 'unknown id', _unknown('category', category, names), not _is_id(category)
     if not _is_id(image) or image not in sizes:
-        what = f'no image has the id {_short(image)}'
-        yield Finding('annotation', where, what, not _is_id(image))
+        yield 'unknown id', _unknown('image', image, sizes), not _is_id(image)
         return
-    if not _is_id(category) or category not in known:
-        what = f'no category has the id {_short(category)}'
-        yield Finding('class', where, what, not _is_id(category))
-    area, crowd = record.get('area'), record.get('iscrowd', 0)
+    height, width = sizes[image]
+    area: Any = record.get('area')
+    box: Any = record.get('bbox')
     if not _is_number(area) or area <= 0:
         what = f'area is {_short(area)}: objects without area are not trained'
-        yield Finding('area', where, what, not _is_number(area))
-    if crowd not in (0, 1):
-        yield Finding('annotation', where, f'iscrowd is {_short(crowd)}')
-    box = record.get('bbox')
-    height, width = sizes[image]
+        yield 'area', what, not _is_number(area)
+    if record.get('iscrowd', 0) not in (0, 1):
+        yield 'annotation', f'iscrowd is {_short(record["iscrowd"])}', False
     if not _are_numbers(box) or len(box) != 4:
-        yield Finding('annotation', where, f'bbox is {_short(box)}', True)
+        yield 'annotation', f'bbox is {_short(box)}', True
     elif height:  # else the size is reported
         x, y, w, h = box
         if w < 1 or h < 1:
             what = f'bbox is {box} (x, y, width, height): sides below 1 pixel are not trained'
-            yield Finding('box without extent', where, what)
+            yield 'box without extent', what, False
         elif min(x, y) < -MARGIN or x + w > width + MARGIN or y + h > height + MARGIN:
             is_off = x >= width or y >= height or x + w <= 0 or y + h <= 0
             kind = 'box without extent' if is_off else 'box outside'
-            what = f'bbox is {box}, its image {width} wide and {height} high'
-            yield Finding(kind, where, what)
-
-
-def _check_mask(
-    record: Mapping, where: str, sizes: Dict[Any, Size], trained: bool
-) -> Iterator[Finding]:
-    mask, image = record.get('segmentation'), record.get('image_id')
-    size = sizes.get(image, (0, 0)) if _is_id(image) else (0, 0)
-    if not mask and not record.get('ignore'):
-        what = 'has none, but masks are trained: for boxes alone use no mask head'
-        yield Finding('mask', where, what, True)
-    elif mask and 0 not in size:
-        what, is_skipped = _mask_reason(mask, size)
+            yield kind, f'bbox is {box}, its image {width} wide and {height} high', False
+    mask = record.get('segmentation')
+    if masks and not mask and not record.get('ignore'):
+        yield 'mask', 'has none, but masks are trained: for boxes alone use no mask head', True
+    elif masks and mask and height:
+        kind, what = _mask_fault(mask, (height, width))
         if what:
-            yield Finding('mask', where, what, not (trained and is_skipped))
+            yield kind or 'mask', what, not (trained and kind)
 
 
-def _mask_reason(mask: Any, size: Size) -> Tuple[str, bool]:
-    """Return why polygons or run lengths do not fit the image, and if a training skips them."""
+def _mask_fault(mask: Any, size: Size) -> Tuple[str, str]:
+    """Return the kind of finding, '' if it ends a training, and why a mask does not fit."""
     height, width = size
-    skipped = ''
     if isinstance(mask, list):
+        what, is_empty = '', True
         for outline in mask:
             points = np.asarray(outline) if isinstance(outline, list) else np.zeros(())
             if points.dtype.kind not in 'if' or points.ndim != 1 or not np.isfinite(points).all():
-                return f'an outline is {_short(outline)}', False
+                return '', f'an outline is {_short(outline)}'
             xs, ys = points[::2], points[1::2]
             most = max(xs.max(initial=0) - width, ys.max(initial=0) - height)
             beyond = max(most, -xs.min(initial=0), -ys.min(initial=0))
             if beyond > MARGIN:
-                skipped = f'an outline reaches {beyond:g} pixels beyond its image'
+                what = f'an outline reaches {beyond:g} pixels beyond its image'
             if beyond > max(size):  # pycocotools would exhaust the memory
-                return skipped, False
+                return '', what
             if len(points) < 6 or len(points) % 2:
-                skipped = f'an outline must be x, y three times or more, got {_short(outline)}'
-        return skipped, True
+                what = f'an outline must be x, y three times or more, got {_short(outline)}'
+            else:
+                is_empty = False
+        return 'mask without extent' if is_empty else 'mask', what
     if not isinstance(mask, Mapping) or not isinstance(mask.get('counts'), (list, str, bytes)):
-        return f'segmentation is {_short(mask)}', False
+        return '', f'segmentation is {_short(mask)}'
     if not isinstance(mask.get('size'), (list, tuple)) or tuple(mask['size']) != (height, width):
-        return f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}', False
+        return '', f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}'
     runs = mask['counts']
     if isinstance(runs, list) and not (
         all(type(run) is int and run >= 0 for run in runs) and sum(runs) == height * width
     ):
-        return f'its run lengths do not sum to {height * width} pixels: {_short(runs)}', False
-    return '', True
+        return '', f'its run lengths do not sum to {height * width} pixels: {_short(runs)}'
+    return 'mask', ''
+
+
+def _unknown(kind: str, value: Any, known: Container) -> str:
+    """Return that no record has an id, and the one that differs in its type alone."""
+    what = f'no {kind} has the id {_short(value)}'
+    other = str(value) if type(value) is int else int(value) if str(value).isdecimal() else None
+    return f'{what}, one has {other!r}: write both as numbers' if other in known else what
 
 
 def _is_id(value: Any) -> bool:
     return type(value) in (int, str)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _are_numbers(values: Any) -> TypeGuard[List[float]]:
+def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(map(_is_number, values))
 
 

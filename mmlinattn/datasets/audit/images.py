@@ -2,15 +2,10 @@
 
 import io
 import warnings
-from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Optional, Tuple, Union
+from typing import Any, BinaryIO, Optional, Tuple, Union
 
-from PIL import ExifTags, Image
-
-JPEG, PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
-JPEG_END = b'\xff\xd9'
-TAIL = 4096
+from PIL import Image, UnidentifiedImageError
 
 
 def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
@@ -36,30 +31,12 @@ def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
     return height, width
 
 
-def exif_orientation(data: bytes) -> int:
-    """Return the EXIF orientation of an image file, 1 (upright) to 8; 1 if it has none.
+def file_fault(data: bytes) -> Optional[str]:
+    """Return why an image file would be read wrongly, or None.
 
-    Args:
-        data: content of the file.
-
-    Example:
-        >>> file, exif = io.BytesIO(), Image.Exif()
-        >>> exif[ExifTags.Base.Orientation] = 6
-        >>> Image.new('RGB', (64, 48)).save(file, 'jpeg', exif=exif)
-        >>> exif_orientation(file.getvalue())
-        6
-    """
-    # Damaged files are reported by other checks.
-    with suppress(Exception), Image.open(io.BytesIO(data)) as image:
-        return image.getexif().get(ExifTags.Base.Orientation, 1)
-    return 1
-
-
-def truncation_reason(data: bytes) -> Optional[str]:
-    """Return why an image file is incomplete, or None if it is complete.
-
-    A JPEG is complete if it has its end marker, a PNG if its checksums match. Any other file is
-    decoded. Changed bytes inside a JPEG, which has no checksums, are not detected.
+    It is empty, no image, cut off, or has 16-bit values below 4096, which become nearly black. The
+    checksums of a PNG are compared, a JPEG is decoded at an eighth of its size and other files are
+    decoded. Changed bytes inside a JPEG, which has no checksums, may not be detected.
 
     Args:
         data: content of the file, in any format that Pillow knows.
@@ -67,15 +44,24 @@ def truncation_reason(data: bytes) -> Optional[str]:
     Example:
         >>> file = io.BytesIO()
         >>> Image.new('RGB', (64, 64)).save(file, 'jpeg')
-        >>> [truncation_reason(data) is None for data in (file.getvalue(), file.getvalue()[:-100])]
-        [True, False]
+        >>> [file_fault(data) for data in (file.getvalue(), b'')]
+        [None, 'the file is empty']
     """
-    # Some writers pad the file with zeros.
-    if data.startswith(JPEG) and data[-TAIL:].rstrip(b'\0').endswith(JPEG_END):
-        return None
+    if not data:
+        return 'the file is empty'
     try:
         with Image.open(io.BytesIO(data)) as image:
-            image.verify() if data.startswith(PNG) else image.load()
+            if image.mode.startswith('I'):
+                top: Any = image.getextrema()[1]
+                if 0 < top < 4096:
+                    return f'its 16-bit values end at {top}, black in 8 bits: scale them to 65535'
+            elif image.format == 'PNG':
+                image.verify()
+            else:
+                image.draft('RGB', (1, 1))
+                image.load()
+    except UnidentifiedImageError:
+        return 'damaged, or no image'
     except Exception as error:  # each decoder has its own exceptions for damaged files
         return ' '.join(str(error).split()) or type(error).__name__
     return None

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from itertools import zip_longest
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -39,10 +40,11 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
     """Compare the class names of a data set with its COCO categories or folders, in their order.
 
     These number the labels: classes in another order would be trained well and then called by each
-    other's names.
+    other's names. Hidden folders are found, too.
     """
+    yield from _check_hidden(dataset)
     metainfo = getattr(dataset, 'metainfo', {})
-    classes, name = metainfo.get('classes'), type(dataset).__name__
+    classes, name = metainfo.get('classes') or (), type(dataset).__name__
     if 'CLASSES' in metainfo:
         what = 'reads metainfo.classes, not metainfo.CLASSES: write classes=(...)'
         yield Finding('class', name, what, True)
@@ -51,23 +53,40 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
         what += f'one class is classes=({classes!r},)'
         yield Finding('class', f'metainfo.classes of {name}', what, True)
         return
-    names = [r['name'] for r in categories if isinstance(r, Mapping) and r.get('name')]
+    names = [record.get('name') for record in categories if isinstance(record, Mapping)]
+    names = [name for name in names if name and isinstance(name, str)]
     # MMDetection numbers the categories whose names are classes, in the order of the file.
-    ordered = [name for name in names if name in (classes or ())]
-    if names and classes and ordered != [*classes]:
+    ordered = [name for name in names if name in classes]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        what = f'the category {twice[0]!r} is there twice: keep one of its ids, in annotations too'
+        yield Finding('class', dataset.ann_file, what, True)
+    elif names and classes and ordered != [*classes]:
         shown = tuple(dict.fromkeys(ordered if {*ordered} == {*classes} else names))
         what = f'{_difference(ordered, classes)} in metainfo.classes: the labels are numbered by '
         what += f'the categories of the file. Set metainfo=dict(classes={_cut(shown)})'
         yield Finding('class', dataset.ann_file, what, True)
     folders = class_folders(dataset)
-    hidden = [folder for folder in folders if folder.startswith('.')]
-    if hidden:
-        what = f'the hidden folder {hidden[0]!r} would be a class: remove it'
-        yield Finding('class', dataset.img_prefix, what, True)
-    if classes and folders != [*classes] and folders == sorted(classes):
-        what = f'the folders number the labels in the order {_cut(tuple(folders))}, so '
-        what += f'{_cut(tuple(classes))} would give them other names: set classes in this order'
-        yield Finding('class', name, what, True)
+    given, lower = [[name.casefold() for name in names] for names in (folders, classes)]
+    if given != lower and sorted(given) == sorted(lower):
+        what = f'{_difference(folders, classes)} in metainfo.classes: the labels are numbered by '
+        what += 'the folders. '
+        is_order = {*folders} == {*classes}
+        cure = f'Set metainfo=dict(classes={_cut(tuple(folders))})' if is_order else 'Rename them'
+        yield Finding('class', dataset.img_prefix, what + cure, True)
+
+
+def _check_hidden(dataset: Any) -> Iterator[Finding]:
+    """Find the hidden folders below one of which all images are read, or which numbers classes.
+
+    They have other things: ``.ipynb_checkpoints`` has old copies of the images beside it.
+    """
+    folder = (getattr(dataset, 'data_prefix', None) or {}).get('img_path')
+    for parent, names, _ in os.walk(folder if folder and not dataset.ann_file else ''):
+        for name in names:
+            if name.startswith('.'):
+                what = 'is a hidden folder whose files would be read: remove or rename it'
+                yield Finding('hidden', os.path.join(parent, name), what, True)
 
 
 def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> Iterator[Finding]:

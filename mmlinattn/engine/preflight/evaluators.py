@@ -7,14 +7,14 @@ import copy
 import io
 import os.path as osp
 from contextlib import redirect_stdout
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
-from ...datasets.audit.coco import Finding
+from ...datasets.audit.coco import Finding, check_coco
 from ..model import number_of_classes, quiet
 from .data import annotation_path, dataset_configs
 
@@ -68,18 +68,30 @@ def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Findi
         read: returns the content of a JSON file.
     """
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
-    metrics = cfg.get(f'{split}_evaluator') or []
-    several = isinstance(metrics, (list, tuple))
-    places = [f'{split}_evaluator[{i}]' for i in range(len(metrics))] if several else []
-    scored = dict(zip(places, metrics) if several else [(f'{split}_evaluator', metrics)])
-    files = {f'{place}.ann_file': _json_file(metric) for place, metric in scored.items()}
+    evaluator = cfg.get(f'{split}_evaluator') or []
+    several = isinstance(evaluator, (list, tuple))
+    metrics: Sequence[Any] = evaluator if several else [evaluator]
+    files = [_json_file(metric) for metric in metrics]
     path = _json_file(datasets[0]) if len(datasets) == 1 else ''
-    if not path or osp.realpath(path) in [osp.realpath(other) for other in files.values()]:
+    if not path or osp.realpath(path) in map(osp.realpath, files):
         return
-    for option, other in files.items():
+    try:
+        images = _boxes(read(path))
+    except (OSError, ValueError, KeyError, TypeError):  # reported for the data set
+        return
+    for i, other in enumerate(files):
+        if not other:
+            continue
+        option = f'{split}_evaluator{f"[{i}]" if several else ""}.ann_file'
         try:
-            images, others = (_boxes(read(each)) for each in (path, other or path))
-        except (OSError, ValueError, KeyError, TypeError):  # reported by other checks
+            found = check_coco(read(other), trained=False)
+            if 'CocoMetric' in str(metrics[i]['type']):  # others read other formats
+                yield from (each._replace(where=f'{other}: {each.where}') for each in found)
+            others = _boxes(read(other))
+        except (OSError, ValueError) as error:
+            yield Finding('annotation', option, f'{other!r} cannot be read: {error}', True)
+            continue
+        except (KeyError, TypeError):  # reported above, or another format
             continue
         # The images of a test set may have objects in the file of the metric alone.
         named_only = not any(images.values())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..model import build_model, quiet
 
-SIDE = 128  # of the image, enough for a stride of 64
+SIDE = 512  # of the image, enough for a stride of 256
 HEADS = ('decode_head', 'auxiliary_head', 'bbox_head', 'rpn_head', 'head')
 
 

@@ -1,23 +1,17 @@
 """All checks before a run, and the audit of ``check-data``: the same functions, in one place."""
 
-import json
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from mmengine import fileio
 from mmengine.config import Config
-from mmengine.dataset import BaseDataset
 from torch import nn
 
-from ...datasets.audit.coco import Finding, check_coco
-from ...datasets.audit.images import truncation_reason
+from ...datasets.audit.coco import Finding, check_coco, read_json
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
 from .classes import check_heads, check_names, check_same_classes, class_folders, is_coco
 from .data import (
     DataError,
-    Labels,
     built_dataset,
     check_data,
     dataset_configs,
@@ -26,14 +20,7 @@ from .data import (
 )
 from .evaluators import check_scored_file
 from .model import check_channels
-from .sample_loading import (
-    base_datasets,
-    check_loading,
-    check_seen,
-    labels_in,
-    look_at,
-    path_of,
-)
+from .sample_loading import base_datasets, sample_findings
 
 # Options of a data set that do not choose its files.
 SAME_FILES = {'pipeline', 'filter_cfg', 'metainfo', 'return_classes'}
@@ -81,7 +68,7 @@ def config_findings(
 
     def read(path: str, backend_args: Optional[dict] = None) -> Any:
         if path not in contents:
-            contents[path] = json.loads(fileio.get(path, backend_args))
+            contents[path] = read_json(path, backend_args)
         return contents[path]
 
     names: Dict[bool, Dict[str, Tuple[str, ...]]] = {True: {}, False: {}}
@@ -118,8 +105,7 @@ def _dataset_findings(
     try:
         content = read(path, config.get('backend_args'))
     except (OSError, ValueError) as error:
-        why = 'cannot be read' if isinstance(error, OSError) else 'is no JSON'
-        yield Finding('annotation', path, f'{why}: {error}', True)
+        yield Finding('annotation', path, f'cannot be read: {error}', True)
         return
     categories = content.get('categories') if isinstance(content, dict) else ()
     yield from check_names(dataset, categories if isinstance(categories, list) else ())
@@ -165,26 +151,9 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
                 parts = [*base_datasets(built_dataset(config))]
             for part in parts:
                 images[split] += len(part)
-                yield from ((split, found) for found in _image_findings(part, labels_of(cfg)))
-
-
-def _image_findings(dataset: BaseDataset, labels: Labels) -> Iterator[Finding]:
-    """Yield the findings in each image and map of a data set."""
-    steps, seen = check_loading(dataset, labels), set()
-
-    def look(index: int) -> Tuple[List[Finding], Set[int]]:
-        loaded, found = look_at(dataset, index, steps)
-        path = path_of(dataset.get_data_info(index))
-        if isinstance(path, str) and loaded is not None:  # some decoders fill what is missing
-            why = truncation_reason(fileio.get(path, getattr(dataset, 'backend_args', None)))
-            found += [Finding('truncated', path, why)] if why else []
-        return found, labels_in(loaded, labels)
-
-    with ThreadPoolExecutor() as pool:
-        for found, numbers in pool.map(look, range(len(dataset))):
-            seen |= numbers
-            yield from found
-    yield from check_seen(seen, labels, type(dataset).__name__)
+                places, trained = range(len(part)), split == 'train'
+                found = sample_findings(part, labels_of(cfg), places, trained)
+                yield from ((split, finding) for finding in found)
 
 
 def _built(cfg: Config) -> Optional[nn.Module]:

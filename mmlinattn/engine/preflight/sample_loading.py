@@ -1,6 +1,9 @@
 """Checked loading of samples, the same before work, in training and in ``check-data``."""
 
+import io
 import os.path as osp
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -10,7 +13,7 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset
 
 from ...datasets.audit.coco import Finding
-from ...datasets.audit.images import exif_orientation, truncation_reason
+from ...datasets.audit.images import file_fault, image_size
 from ...utils import outside_reason
 from ...utils.messages import log_warning
 from .data import DataError, Labels, first_files, folders_of
@@ -42,7 +45,7 @@ class CheckedLoading:
 
     def loaded(self, results: dict) -> Tuple[Optional[dict], List[Finding]]:
         """Return what the transform loads, None if it fails, and the findings in it."""
-        path: Any = path_of(results)
+        path: Any = results.get('video_path', results.get('img_path'))
         for file in filter(None, (path, results.get('seg_map_path'))):
             outside = outside_reason(file, self.folders)
             if outside:
@@ -51,7 +54,8 @@ class CheckedLoading:
             loaded = self.load(results)
         except Exception as error:  # decoders raise any type of error
             seg_map = 'img_shape' in results and results.get('seg_map_path')
-            return None, [_unreadable(str(seg_map or path), error)]
+            is_video = path == results.get('video_path')
+            return None, [_unreadable(str(seg_map or path), error, is_video)]
         if loaded is None:
             return None, []
         is_image = isinstance(self.load, LoadImageFromFile)
@@ -64,8 +68,7 @@ class CheckedLoading:
         size, here = (results.get('height'), results.get('width')), loaded['img_shape'][:2]
         if None not in size and size != here:
             what = f'is {here[0]} high and {here[1]} wide, its annotation says {size}'
-            data = fileio.get(path, self.load.backend_args) if size == here[::-1] else b''
-            turned = exif_orientation(data) != 1
+            turned = size == here[::-1] and self._size_before_turning(path) == size
             if turned:
                 what = f'{what}: its EXIF orientation turns it when loaded. Save it turned, or set '
                 what += "color_type='color_ignore_orientation' to load it as its annotation says"
@@ -76,6 +79,11 @@ class CheckedLoading:
         if not all(0 <= value < number for value in np.ravel(label)):
             what = f'its label is {label}, the labels of {number} classes are 0 to {number - 1}'
             yield Finding('class', path, what, True)
+
+    def _size_before_turning(self, path: Any) -> Optional[Tuple[int, int]]:
+        with suppress(OSError):  # a format that Pillow does not know
+            return image_size(io.BytesIO(fileio.get(path, self.load.backend_args)))
+        return None
 
     def _check_seg_map(self, seg_map: np.ndarray, loaded: dict, path: Any) -> Iterator[Finding]:
         where, size = str(loaded.get('seg_map_path')), loaded.get('ori_shape')
@@ -88,7 +96,9 @@ class CheckedLoading:
         elif self.labels.of_pixels and self.labels.number is not None:
             number, is_trained = self.labels.number, seg_map != self.labels.ignored
             if seg_map.max(where=is_trained, initial=0) >= number:
-                strange = sorted(labels_in(loaded, self.labels).difference(range(number)))
+                strange = sorted(
+                    {*np.unique(seg_map[is_trained]).tolist()}.difference(range(number))
+                )
                 what = f'has labels {strange[:5]}, known are 0 to {number - 1}'
                 if strange == [number]:
                     what += '; add the class (num_classes, metainfo.classes), or, if 0 is no '
@@ -98,7 +108,7 @@ class CheckedLoading:
                 yield Finding('mask', where, 'has ignored pixels only, nothing is trained')
 
 
-def _unreadable(path: str, error: Exception) -> Finding:
+def _unreadable(path: str, error: Exception, is_video: bool) -> Finding:
     """Return the finding for a file that cannot be loaded, with the reason that it shows."""
     why = str(error) or type(error).__name__  # a MemoryError has no text
     if '://' not in path:
@@ -106,20 +116,9 @@ def _unreadable(path: str, error: Exception) -> Finding:
         if not osp.exists(path):
             what = f'does not exist; {folder} has {first_files(folder)}'
             return Finding('unreadable', path, what, True)
-        if osp.isfile(path):
-            why = truncation_reason(Path(path).read_bytes()) or why
+        if osp.isfile(path) and not is_video:
+            why = file_fault(Path(path).read_bytes()) or why
     return Finding('unreadable', path, f'cannot be loaded: {" ".join(why.split())}', True)
-
-
-def path_of(results: dict) -> Any:
-    """Return the image or video that a sample is loaded from."""
-    return results.get('video_path', results.get('img_path'))
-
-
-def labels_in(loaded: Optional[dict], labels: Labels) -> Set[int]:
-    """Return the labels in the segmentation map of a loaded sample, without the ignored one."""
-    seg_map = (loaded or {}).get('gt_seg_map')
-    return set() if seg_map is None else {*np.unique(seg_map).tolist()} - {labels.ignored}
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
@@ -145,42 +144,93 @@ def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
     return checked
 
 
-def look_at(
-    dataset: BaseDataset, index: int, steps: List[CheckedLoading]
-) -> Tuple[Optional[dict], List[Finding]]:
-    """Load a sample without its other transforms, and return it with the findings in it."""
-    results: Optional[dict] = dataset.get_data_info(index)
-    found: List[Finding] = []
-    for step in steps:
-        if results is not None:
-            results, more = step.loaded(results)
-            found += more
-    return results, found
-
-
-def check_samples(dataset: Any, labels: Labels) -> None:
+def check_samples(dataset: Any, labels: Labels, trained: bool = True) -> None:
     """Check the loading of a data set, or a wrapper of several, and load a few of its samples.
+
+    Other arguments are those of :func:`sample_findings`.
 
     Raises:
         DataError: a file does not exist or cannot be read, an image has another size than its
             annotation or map, or a label is none of the model's.
     """
     for part in base_datasets(dataset):
-        steps, seen = check_loading(part, labels), set()
         last = len(part) - 1
-        for i in sorted({last * k // (LOOKED_AT - 1) for k in range(LOOKED_AT if part else 0)}):
-            loaded, found = look_at(part, i, steps)
-            for finding in found:
-                if finding.fatal or finding.kind == 'size':
-                    raise DataError(f'{finding.where} {finding.what}')
-            seen |= labels_in(loaded, labels)
-        for finding in check_seen(seen, labels, type(part).__name__):
+        chosen = {last * k // (LOOKED_AT - 1) for k in range(LOOKED_AT if part else 0)}
+        for finding in sample_findings(part, labels, sorted(chosen), trained):
+            if finding.fatal or finding.kind == 'size':
+                raise DataError(f'{finding.where} {finding.what}')
             log_warning(f'{finding.where} {finding.what}')
 
 
-def check_seen(seen: Set[int], labels: Labels, where: str) -> Iterator[Finding]:
-    """Yield a finding if the labels of all maps are 0 and the ignored one only."""
-    if seen == {0} and labels.of_pixels:
-        what = f'has segmentation maps with the labels 0 and {labels.ignored} only, and '
-        what += f'{labels.ignored} is ignored (ignore_index): nothing but class 0 is trained. '
-        yield Finding('class', where, f'{what}Write the labels of other classes as 1, 2, ...')
+def sample_findings(
+    dataset: BaseDataset, labels: Labels, indices: Sequence[int], trained: bool
+) -> Iterator[Finding]:
+    """Load samples of a data set without its other transforms, and yield the findings in them.
+
+    The loading transforms of the data set are replaced by :class:`CheckedLoading`.
+
+    Args:
+        dataset: the data set.
+        labels: labels that the model is trained with.
+        indices: places of the samples.
+        trained: the data are for training: each class should occur.
+    """
+    steps, seen, is_whole = check_loading(dataset, labels), [], True
+
+    def look(index: int) -> Tuple[Optional[Set[int]], List[Finding]]:
+        results: Optional[dict] = dataset.get_data_info(index)
+        path, found = (results or {}).get('img_path'), []
+        for step in steps:
+            if results is not None:
+                results, more = step.loaded(results)
+                found += more
+        if isinstance(path, str) and results is not None:  # some decoders fill what is missing
+            why = file_fault(fileio.get(path, getattr(dataset, 'backend_args', None)))
+            found += [Finding('file', path, why)] if why else []
+        return _labels_in(results, labels), found
+
+    with ThreadPoolExecutor() as pool:
+        for numbers, found in pool.map(look, indices):
+            seen += [] if numbers is None else [numbers]
+            is_whole &= not any(finding.fatal for finding in found)
+            yield from found
+    if seen and is_whole and labels.number is not None:
+        count = len(indices) if len(indices) < len(dataset) else None
+        yield from _check_seen(set().union(*seen), labels, dataset, count, trained)
+
+
+def _labels_in(loaded: Optional[dict], labels: Labels) -> Optional[Set[int]]:
+    """Return the labels of a loaded image or of its map, without the ignored one; None if none."""
+    found = (loaded or {}).get('gt_seg_map' if labels.of_pixels else 'gt_label')
+    return None if found is None else {*np.unique(found).tolist()} - {labels.ignored}
+
+
+def _check_seen(
+    seen: Set[int], labels: Labels, dataset: BaseDataset, count: Optional[int], trained: bool
+) -> Iterator[Finding]:
+    """Yield a finding if classes occur in none of ``count`` loaded samples, or of all (None).
+
+    A few samples may lack rare classes. Of a few maps it is a finding if only one class is seen,
+    only one is missing, or the first one is: those that count from another number show these.
+    """
+    where, number = type(dataset).__name__, labels.number or 0
+    missing = [label for label in range(number) if label not in seen]
+    if labels.of_pixels and not seen:
+        what = f'has maps with the label {labels.ignored} only, which is ignored (ignore_index)'
+        yield Finding('class', where, what, True)
+    elif trained and missing:
+        names = getattr(dataset, 'metainfo', {}).get('classes') or ()
+        shown = [repr(names[i]) if i < len(names) else f'label {i}' for i in missing[:5]]
+        what = f'has no {"pixel" if labels.of_pixels else "image"} of {", ".join(shown)}'
+        what += ', ...' if len(missing) > 5 else ''
+        what += '' if count is None else f' in the {count} maps that were read'
+        if labels.of_pixels:
+            is_reduced = getattr(dataset, 'reduce_zero_label', False)
+            if seen == {0}:
+                what += f': write other classes as 1, 2, ..., since {labels.ignored} is ignored'
+            elif (number - 1 if is_reduced else 0) in missing:
+                what += f': if they count classes from {0 if is_reduced else 1}, '
+                what += f'set reduce_zero_label={not is_reduced}'
+        is_shift = labels.of_pixels and (0 in missing or 1 in (len(missing), len(seen)))
+        if count is None or is_shift:
+            yield Finding('class', where, what)

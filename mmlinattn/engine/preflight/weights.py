@@ -11,7 +11,7 @@ from ..config_files import pretraining_config
 from ..model import unwrapped
 from ..pretrained import without_pretrained
 from ..runner.runner import PluginRunner
-from .classes import check_same_classes
+from .classes import check_same_classes, class_folders
 from .data import DataError, dataset_configs, lazy_dataset
 
 # Parts that may have other shapes in a checkpoint for fine-tuning, due to other classes.
@@ -30,7 +30,7 @@ def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> N
             or has a shape that does not fit. In a test or on resume, also if the file lacks a key.
             When fine-tuning from ``load_from``, heads may differ (another number of classes) and
             the differences are reported.
-        DataError: the classes of the tested checkpoint have another order than those of the data.
+        DataError: the classes of ``load_from`` have another order than those of the data.
     """
     model = unwrapped(runner.model)
     if cfg.get('load_from'):
@@ -42,8 +42,7 @@ def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> N
         print_log(f'{option}: {report}', 'current')
         if is_complete:
             check_complete(cfg.load_from, report)
-        if testing:
-            _check_classes(cfg, content['meta'].get('dataset_meta') or {})
+        _check_classes(cfg, content['meta'], f'{"test" if testing else "train"}_dataloader')
     if testing:
         return
     if cfg.get('resume') and cfg.get('load_from'):
@@ -64,13 +63,14 @@ def drop_pretrained(model: nn.Module) -> None:
             module.init_cfg = without_pretrained(module.init_cfg)
 
 
-def _check_classes(cfg: Config, meta: dict) -> None:
-    """Raise DataError if a checkpoint has the classes of the test data in another order."""
-    for config in dataset_configs(cfg.get('test_dataloader') or {}):
+def _check_classes(cfg: Config, meta: dict, loader: str) -> None:
+    """Raise DataError if a checkpoint has the classes of a data loader in another order."""
+    known = (meta.get('dataset_meta') or {}).get('classes')
+    for config in dataset_configs(cfg.get(loader) or {}):
         dataset = lazy_dataset(config)
-        classes = getattr(dataset, 'metainfo', {}).get('classes')
-        if classes and meta.get('classes'):
-            lists = {str(cfg.load_from): meta['classes'], 'test_dataloader': classes}
+        classes = getattr(dataset, 'metainfo', {}).get('classes') or class_folders(dataset)
+        if classes and known:
+            lists = {str(cfg.load_from): known, loader: classes}
             lists = {place: tuple(names) for place, names in lists.items()}
             for finding in check_same_classes(lists, are_folders=False):
                 raise DataError(f'{finding.where}: {finding.what}')

@@ -103,7 +103,7 @@ class PluginRunner(Runner):
     def _scoring_loop(self, split: str, build: Callable, loop: Union[BaseLoop, dict]) -> BaseLoop:
         with known_messages_hidden():
             loop = build(loop)
-        check_samples(loop.dataloader.dataset, labels_of(self.cfg))
+        check_samples(loop.dataloader.dataset, labels_of(self.cfg), trained=False)
         name = f'{split}_evaluator'
         check_evaluator(loop.evaluator, getattr(self, f'_{name}'), unwrapped(self.model), name)
         return loop
