@@ -229,11 +229,6 @@ def in_forward_ad() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
-def is_capturing(device: torch.device) -> bool:
-    """Return True while a CUDA graph is captured, whose tensors must not be cached."""
-    return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
-
-
 def constant(
     build: Callable[..., Tensor], device: torch.device, *args: Any, tracing: Optional[bool] = None
 ) -> Tensor:
@@ -249,8 +244,8 @@ def constant(
     key = (build, device, *args)
     found = _CONSTANTS.get(key)
     if found is None:
-        if is_capturing(device):  # memory of the graph, which must not be kept
-            return build(*args, device)
+        if device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
+            return build(*args, device)  # memory of the CUDA graph, which must not be kept
         # Outside of inference mode: training may use the table later.
         with torch.inference_mode(False), torch.no_grad():
             found = build(*args, device)
