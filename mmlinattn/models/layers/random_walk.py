@@ -14,7 +14,6 @@ from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import axis_weights, pool_tokens, pool_tokens_dynamic, pooling_grid
-from .softmax import softmax_attention
 
 
 class RandomWalkAttention(BaseAttention):
@@ -78,10 +77,6 @@ class RWGKA(RandomWalkAttention):
     Args:
         num_anchors: anchors M per head, which are both B_Q and B_K, as the paper's parameter
             counts imply.
-        project_anchors: project the anchors from queries and keys (section 3.2) instead of using
-            the learnt vectors w_m themselves: B_Q = softmax_tokens(w_m . q_j / sqrt(d)) q, and B_K
-            in the same way from the keys. The paper does not define the projection. This one has
-            no parameter per token, and works for maps of any size.
         args, kwargs: options of :class:`RandomWalkAttention`.
 
     Raises:
@@ -104,29 +99,17 @@ class RWGKA(RandomWalkAttention):
     cross_values = 'keys'
 
     def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        num_anchors: int = 64,
-        *args,
-        project_anchors: bool = False,
-        **kwargs,
+        self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, *args, **kwargs)
         self.num_anchors = check_integer('num_anchors', num_anchors)
-        self.project_anchors = project_anchors
         anchors = torch.empty(self.num_heads, self.num_anchors, self.head_dim)
         for head in anchors:
             nn.init.xavier_uniform_(head)
         self.anchors_q = nn.Parameter(anchors)
 
     def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
-        if not self.project_anchors:
-            return self.anchors_q, self.anchors_q
-        learnt = self.anchors_q.to(q.dtype).expand(q.shape[0], -1, -1, -1)
-        mask = layout.key_padding_mask
-        anchors_q = softmax_attention(learnt, q, q, None if layout.cross else mask)
-        return anchors_q, softmax_attention(learnt, k, k, mask)
+        return self.anchors_q, self.anchors_q
 
 
 @MODELS.register_module()
