@@ -1,17 +1,23 @@
 """Checkpoint sources: paths, URLs, names of MMEngine's model zoos and of this package."""
 
+import hashlib
 import io
+import re
 from pathlib import Path
 from typing import BinaryIO, Callable, Dict
 from urllib.parse import unquote, urlsplit
 
+import torch
+from filelock import FileLock
 from mmengine import fileio
 from mmengine.runner import checkpoint as mmengine_zoos
 
 from ..utils import has_user
-from .download import download
 from .errors import CheckpointError
 from .write import PathLike
+
+# Released files have the beginning of their sha256 in their names: ravlt_t-1a2b3c4d.pth.
+HASH_IN_NAME = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 
 
 def package_weights() -> Dict[str, str]:
@@ -72,3 +78,32 @@ def open_source(source: PathLike) -> BinaryIO:
         return io.BytesIO(fileio.get(text))
     except Exception as error:  # each storage client has its own exceptions
         raise CheckpointError(f'{text} cannot be read: {error}') from error
+
+
+def download(url: str) -> Path:
+    """Return the local copy of an ``https`` URL, and download it if it is missing.
+
+    A file with a sha256 in its name is checked and kept where torch keeps its downloads. Other
+    files are kept by their full URL, so files of the same name from two servers do not collide.
+
+    Raises:
+        CheckpointError: another scheme, no response, or another sha256 than in the name.
+    """
+    if not url.startswith('https://'):
+        raise CheckpointError(f'{url}: its content can be changed on the way; use https')
+    name = Path(urlsplit(url).path).name or 'checkpoint'
+    expected = HASH_IN_NAME.search(name)
+    folder = Path(torch.hub.get_dir())
+    if expected:
+        folder = folder / 'checkpoints'
+    else:
+        folder = folder / 'mmlinattn' / hashlib.sha256(url.encode()).hexdigest()
+    path = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f'{path}.lock'):  # the other processes of a training wait
+        if not path.exists():
+            try:
+                torch.hub.download_url_to_file(url, str(path), expected and expected[1])
+            except (OSError, RuntimeError) as error:  # the latter for another sha256
+                raise CheckpointError(f'{url} cannot be downloaded: {error}') from error
+    return path

@@ -4,9 +4,8 @@ import io
 import json
 from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, Union
+from typing import Any, Dict, Union
 
 import numpy as np
 import torch
@@ -19,16 +18,6 @@ from .errors import CheckpointError
 PathLike = Union[str, Path]
 SAFETENSORS = '.safetensors'
 SUFFIXES = ('.pth', '.pt', SAFETENSORS)
-
-
-@contextmanager
-def atomic_checkpoint(path: Path) -> Iterator[Path]:
-    """Write a file with :func:`mmlinattn.utils.atomic_file`; raise CheckpointError on failure."""
-    try:
-        with atomic_write(path) as temporary:
-            yield temporary
-    except WriteError as error:
-        raise CheckpointError(error) from error
 
 
 def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
@@ -56,8 +45,6 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     path = Path(path).expanduser()
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f'{path}: the name of a checkpoint must end in one of {SUFFIXES}')
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f'{path} is there and is no regular file')
     # Cloned because torch.save writes the complete storage behind a view.
     state_dict = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -70,8 +57,11 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
         content = buffer.getbuffer()
-    with atomic_checkpoint(path) as temporary:
-        temporary.write_bytes(content)
+    try:
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(content)
+    except WriteError as error:
+        raise CheckpointError(error) from error
 
 
 def plain_meta(meta: Mapping) -> Dict[str, Any]:

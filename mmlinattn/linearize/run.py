@@ -32,8 +32,7 @@ from ..utils.pretrained import initial_weights_read_safely
 from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
-from .report import markdown, write_report
-from .scores import score
+from .report import markdown, score, write_report
 from .student import StudentPlan, plan_student
 from .swap import swap_weights
 

@@ -13,7 +13,6 @@ with its name and how to install compiled mmcv.
 
 from typing import Any, Callable, Tuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -79,49 +78,24 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         boxes (Tensor): (N, 4), x1 y1 x2 y2.
         scores (Tensor): (N,).
         iou_threshold (float): A box is removed if its IoU with a better one is larger.
-        offset (int): 0, or 1 for sizes of x2 - x1 + 1. The latter runs on the CPU.
+        offset (int): 0. 1, for sizes of x2 - x1 + 1 as in MMDetection 1.x, needs compiled mmcv.
 
     Returns:
         Tensor: (K,), int64. Indices of the remaining boxes, best first.
+
+    Raises:
+        NotImplementedError: If offset is not 0.
     """
+    if offset:
+        raise NotImplementedError(_how_to_get(f'nms with {offset=}'))
     # mmcv breaks ties in the order of this sort, torchvision in another. Sorted boxes with ranks
     # instead of scores leave no ties.
     order = scores.sort(0, descending=True)[1]
     boxes = boxes[order].float()
-    threshold = float(np.float32(iou_threshold))  # as in mmcv, an IoU of 0.6 is not above 0.6
-    if offset == 0:
-        ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
-        return order[torchvision.ops.nms(boxes, ranks, threshold)]
-    # torchvision has no offset, and shifted boxes would round differently.
-    corners = boxes.detach().cpu().numpy()
-    areas = _areas(corners, offset)
-    alive = np.ones(len(corners), dtype=bool)
-    for i in range(len(corners)):
-        if alive[i]:
-            rest = slice(i + 1, None)
-            alive[rest] &= ~(_overlaps(corners, areas, i, rest, offset) > threshold)
-    return order[torch.from_numpy(alive).to(order.device)]
-
-
-def _areas(corners: np.ndarray, offset: int) -> np.ndarray:
-    """Return the areas (N,) of boxes (N, 4)."""
-    sizes = corners[:, 2:] - corners[:, :2] + np.float32(offset)
-    return sizes[:, 0] * sizes[:, 1]
-
-
-def _overlaps(
-    corners: np.ndarray, areas: np.ndarray, i: int, rest: slice, offset: int
-) -> np.ndarray:
-    """Return the IoU of box i with the boxes ``rest``, with mmcv's operations in mmcv's order.
-
-    It is 0 for two boxes without area.
-    """
-    low = np.maximum(corners[i, :2], corners[rest, :2])
-    high = np.minimum(corners[i, 2:], corners[rest, 2:])
-    sizes = (high - low + np.float32(offset)).clip(min=0)
-    shared = sizes[:, 0] * sizes[:, 1]
-    union = areas[i] + areas[rest] - shared
-    return np.divide(shared, union, out=np.zeros_like(shared), where=union != 0)
+    # As in mmcv, an IoU of 0.6 is not above 0.6.
+    threshold = torch.tensor(iou_threshold, dtype=torch.float32).item()
+    ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
+    return order[torchvision.ops.nms(boxes, ranks, threshold)]
 
 
 # RoIAlign

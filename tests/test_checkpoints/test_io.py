@@ -300,5 +300,5 @@ def test_only_checkpoint_names_and_regular_files_are_written(tmp_path):
     with pytest.raises(CheckpointError, match='must end in one of'):
         save_checkpoint(tmp_path / 'a.txt', dict(a=WEIGHT), {})
     (tmp_path / 'folder.pth').mkdir()
-    with pytest.raises(CheckpointError, match='no regular file'):
+    with pytest.raises(CheckpointError, match='cannot be written: it is a'):
         save_checkpoint(tmp_path / 'folder.pth', dict(a=WEIGHT), {})

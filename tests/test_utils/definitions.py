@@ -8,23 +8,22 @@ import torch
 from torch import Tensor
 
 
-def iou(a: np.ndarray, b: np.ndarray, offset: int) -> float:
+def iou(a: np.ndarray, b: np.ndarray) -> float:
     """IoU of two boxes, in float32 as mmcv: a threshold is met exactly or not."""
-    one = np.float32(offset)
-    area_a = (a[2] - a[0] + one) * (a[3] - a[1] + one)
-    area_b = (b[2] - b[0] + one) * (b[3] - b[1] + one)
-    width = max(np.float32(0), min(a[2], b[2]) - max(a[0], b[0]) + one)
-    height = max(np.float32(0), min(a[3], b[3]) - max(a[1], b[1]) + one)
+    area_a = (a[2] - a[0]) * (a[3] - a[1])
+    area_b = (b[2] - b[0]) * (b[3] - b[1])
+    width = max(np.float32(0), min(a[2], b[2]) - max(a[0], b[0]))
+    height = max(np.float32(0), min(a[3], b[3]) - max(a[1], b[1]))
     shared = width * height
     union = area_a + area_b - shared
     return shared / union if union else 0.0
 
 
-def nms(boxes: Tensor, scores: Tensor, threshold: float, offset: int) -> List[int]:
+def nms(boxes: Tensor, scores: Tensor, threshold: float) -> List[int]:
     order, kept = scores.sort(0, descending=True)[1].tolist(), []
     rows = boxes.numpy()
     for i in order:
-        if not any(iou(rows[j], rows[i], offset) > np.float32(threshold) for j in kept):
+        if not any(iou(rows[j], rows[i]) > np.float32(threshold) for j in kept):
             kept.append(i)
     return kept
 

@@ -5,6 +5,7 @@ The published file itself is scored on the test data of the config.
 """
 
 import argparse
+import hashlib
 import re
 import tempfile
 from pathlib import Path
@@ -22,7 +23,6 @@ from mmlinattn.checkpoints import (
     non_finite,
     save_checkpoint,
 )
-from mmlinattn.checkpoints.download import sha256_of
 from mmlinattn.cli import arguments
 from mmlinattn.cli.test import prepare
 from mmlinattn.engine import build_model
@@ -138,7 +138,7 @@ def described(
     state: Dict[str, Tensor],
 ) -> dict:  # fmt: skip
     """Return the entry of a model, with the keys of OpenMMLab's model index."""
-    sha256 = sha256_of(path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     dtypes = {str(v.dtype).split('.')[1] for v in state.values() if v.is_floating_point()}
     metadata = {
         'Parameters (M)': round(sum(p.numel() for p in build_model(cfg).parameters()) / 1e6, 2),

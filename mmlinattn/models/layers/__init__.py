@@ -13,7 +13,7 @@ from .depthwise_conv import add_depthwise
 from .efficient_attention import EfficientAttention
 from .enhanced_linear import EnhancedLinearAttention
 from .feature_maps import FeatureMap, build_feature_map
-from .ffn import MLP, ConvFFN, MixFFN, ResidualMixFFN
+from .ffn import MLP, ConvFFN, MixFFN, ResidualMixFFN, SwiGLU
 from .focused_linear import FocusedLinearAttention
 from .gated_positional import GatedPositionalAttention
 from .hybrid import expand_attn_cfg, is_hybrid
@@ -27,14 +27,12 @@ from .nystrom import NystromAttention
 from .polaformer import PolaFormerAttention
 from .positions import LinearPosition, build_position
 from .rala import RALA
-from .random_walk import RWGKA, RWGKP, RandomWalkAttention
+from .random_walk import RWGKA, RWGKP, RandomWalkAttention, SlinearAttention
 from .relative_position_bias import RelativePositionBias
 from .residual import add_branch
 from .ripple import RippleAttention
-from .slinear import SlinearAttention
 from .softmax import SoftmaxAttention, softmax_attention
 from .spatial_reduction import SpatialReductionAttention
-from .swiglu import SwiGLU
 from .token_layout import map_to_tokens, tokens_to_map
 from .ttt import TTTAttention
 from .vision_longformer import VisionLongformerAttention

@@ -1,6 +1,6 @@
 """Additive attention as a layer."""
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from mmengine.registry import MODELS
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...ops import additive_attention
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout
+from .base import BaseAttention, Projected, TokenLayout
 
 
 @MODELS.register_module()
@@ -51,9 +51,7 @@ class AdditiveAttention(BaseAttention):
             nn.Parameter(torch.empty(num_heads, self.head_dim).normal_()) for _ in range(2)
         )
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         q, k = self.in_proj(x if query_pos is None else x + query_pos).chunk(2, -1)
         v = q if query_pos is None else self.project_parts((x, 1))[0]
         return q, k, v, self.unprojected_gate(x)

@@ -20,6 +20,7 @@ from .rotary import RotaryCoordinates
 from .token_layout import HwShape, TokenLayout, local_position
 
 __all__ = ['BaseAttention', 'TokenLayout']
+Projected = Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]  # queries, keys, values, gate
 
 
 class BaseAttention(BaseModule):
@@ -222,9 +223,7 @@ class BaseAttention(BaseModule):
         if num_extra_tokens or type(num_extra_tokens) is not int:
             checks.check_supports_extra_tokens(self, num_extra_tokens)
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         """Project x to queries, keys, values and gate, each (B, N, C), views of one tensor."""
         parts = 4 if self.gate == 'proj' else 3
         if query_pos is None:

@@ -1,7 +1,7 @@
 """Softmax attention with convolutional projections, as in CvT."""
 
 from collections import OrderedDict
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 from mmengine.registry import MODELS
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_rate
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout
+from .base import BaseAttention, Projected, TokenLayout
 from .softmax import softmax_attention
 from .token_layout import convolve_tokens
 
@@ -63,9 +63,7 @@ class ConvProjectionAttention(BaseAttention):
         self.conv_k = _convolution(embed_dims, kv_stride)
         self.conv_v = _convolution(embed_dims, kv_stride)
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         with_pos = x if query_pos is None else x + query_pos
         q, k, v = self.project_parts(
             (convolve_tokens(self.conv_q, with_pos, layout), 1),

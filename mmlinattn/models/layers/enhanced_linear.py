@@ -1,6 +1,6 @@
 """Multi-scale ReLU linear attention of EfficientViT as a layer."""
 
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 import torch
 from mmengine.registry import MODELS
@@ -10,7 +10,7 @@ from ...ops import linear_attention
 from ...ops.common.numerics import zero_padding
 from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout
+from .base import BaseAttention, Projected, TokenLayout
 from .token_layout import map_to_tokens, tokens_to_map
 
 
@@ -77,9 +77,7 @@ class EnhancedLinearAttention(BaseAttention):
         bias = self.proj.bias is not None
         self.proj = nn.Linear(embed_dims * (1 + len(scales)), embed_dims, bias=bias)
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         qkv = torch.cat(super().project(x, query_pos, layout)[:3], -1)
         qkv = zero_padding(qkv, layout.key_padding_mask)
         maps = tokens_to_map(qkv, layout.hw_shape)

@@ -4,7 +4,6 @@ Each maps queries and keys (B, heads, N, d) to features (B, heads, N, m) of the 
 types are computed in float32, since exponentials and sines of rounded numbers are inaccurate.
 """
 
-import math
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
@@ -221,7 +220,6 @@ class T2RFeatures(FeatureMap):
 
     Args:
         num_features: d by default.
-        per_head: use a separate map per head.
 
     Example:
         >>> q, k = T2RFeatures(32, 6, num_features=16)(*torch.randn(2, 1, 6, 10, 32))
@@ -231,16 +229,10 @@ class T2RFeatures(FeatureMap):
 
     is_per_token = True
 
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        num_features: Optional[int] = None,
-        per_head: bool = False,
-    ) -> None:
+    def __init__(self, head_dim: int, num_heads: int, num_features: Optional[int] = None) -> None:
         super().__init__(head_dim, num_heads)
         count = feature_count(num_features, head_dim)
-        self.linear = HeadLinear(head_dim, count, num_heads, per_head)
+        self.linear = HeadLinear(head_dim, count, num_heads, per_head=False)
 
     def features(self, x: Tensor) -> Tensor:
         return F.relu(self.linear(x))
@@ -379,17 +371,6 @@ class FocusedFeatures(FeatureMap):
 def _norm(x: Tensor) -> Tensor:
     """Return the norm over heads and channels of (B, heads, N, d)."""
     return x.square().sum((1, 3), keepdim=True).sqrt()
-
-
-class AngularFeatures(FeatureMap):
-    """Features of the linear terms ``1/2 + q^ . k^ / pi`` of the angular kernel, "Castling-ViT"
-    (You et al., CVPR 2023), for unit vectors q^ and k^.
-
-    The d + 1 features are signed, but their products are positive.
-    """
-
-    def features(self, x: Tensor) -> Tensor:
-        return F.pad(l2_normalize(x) * math.pi**-0.5, (1, 0), value=0.5**0.5)
 
 
 def l2_normalize(x: Tensor, dims: Sequence[int] = (-1,)) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...ops import unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, is_exporting, no_autocast
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout
+from .base import BaseAttention, Projected, TokenLayout
 from .token_layout import local_position
 
 FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,9 +76,7 @@ class InLineAttention(BaseAttention):
             nn.Conv1d(embed_dims, 9 * embed_dims, 1, groups=num_heads),
         )
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         """Project x; the last result is the convolution kernel of each image, (B, C, 9)."""
         q, k, v, _ = super().project(x, query_pos, layout)
         total, count = _sum_and_count(x, layout.key_padding_mask)

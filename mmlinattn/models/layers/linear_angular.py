@@ -2,6 +2,7 @@
 
 import math
 
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from ...ops import linear_attention, unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
-from .feature_maps import AngularFeatures, l2_normalize
+from .feature_maps import l2_normalize
 
 FORMS = ('released', 'paper')
 
@@ -62,16 +63,17 @@ class LinearAngularAttention(BaseAttention):
         if form not in FORMS:
             raise ValueError(f'form must be one of {FORMS}, got {form!r}')
         self.form = form
-        self.features = AngularFeatures(self.head_dim, num_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         dtype, mask = accumulation_dtype(v.dtype), layout.key_padding_mask
         with no_autocast(q):
-            if self.form == 'paper':
-                q, k = self.features(q, k, mask)
+            q, k = (l2_normalize(x.to(dtype)) for x in (q, k))
+            if self.form == 'paper':  # d + 1 features, signed, but with positive products
+                q, k = (
+                    F.pad(x * math.pi**-0.5, (1, 0), value=0.5**0.5).to(v.dtype) for x in (q, k)
+                )
                 return linear_attention(q, k, v, key_padding_mask=mask, backend=self.backend)
             values = v.to(dtype)
-            q, k = (l2_normalize(x.to(dtype)) for x in (q, k))
             out = unnormalised_attention(q, k, values, key_padding_mask=mask) / math.pi
             half_values = values / 2
             if mask is not None:  # a query without any key yields 0

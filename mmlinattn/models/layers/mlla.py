@@ -1,6 +1,6 @@
 """Linear attention of MLLA (MILA) as a layer."""
 
-from typing import Optional, Tuple
+from typing import Optional
 
 from mmengine.registry import MODELS
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...ops import linear_attention
 from ...utils import check_number
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout
+from .base import BaseAttention, Projected, TokenLayout
 from .rotary import check_rotary_over_heads, rotary_over_heads
 
 
@@ -73,9 +73,7 @@ class MLLAAttention(BaseAttention):
         self.in_proj = nn.Linear(embed_dims, 2 * embed_dims, bias=qkv_bias)
         self.proj = nn.Identity()  # type: ignore[assignment]  # MLLA has none
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         with_pos = x if query_pos is None else x + query_pos
         q, k = self.in_proj(with_pos).chunk(2, -1)
         return q, k, x.to(q.dtype), None

@@ -1,4 +1,4 @@
-"""Random walk graph kernel attention with learnt anchors (RWGKA) or pooled anchors (RWGKP)."""
+"""Random walk graph kernel attention: learnt (RWGKA), pooled (RWGKP) or no anchors (Slinear)."""
 
 from typing import Optional, Tuple
 
@@ -14,7 +14,6 @@ from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import axis_weights, pool_tokens, pool_tokens_dynamic, pooling_grid
-from .softmax import softmax_attention
 
 
 class RandomWalkAttention(BaseAttention):
@@ -78,10 +77,6 @@ class RWGKA(RandomWalkAttention):
     Args:
         num_anchors: anchors M per head, which are both B_Q and B_K, as the paper's parameter
             counts imply.
-        project_anchors: project the anchors from queries and keys (section 3.2) instead of using
-            the learnt vectors w_m themselves: B_Q = softmax_tokens(w_m . q_j / sqrt(d)) q, and B_K
-            in the same way from the keys. The paper does not define the projection. This one has
-            no parameter per token, and works for maps of any size.
         args, kwargs: options of :class:`RandomWalkAttention`.
 
     Raises:
@@ -104,29 +99,17 @@ class RWGKA(RandomWalkAttention):
     cross_values = 'keys'
 
     def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        num_anchors: int = 64,
-        *args,
-        project_anchors: bool = False,
-        **kwargs,
+        self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, *args, **kwargs)
         self.num_anchors = check_integer('num_anchors', num_anchors)
-        self.project_anchors = project_anchors
         anchors = torch.empty(self.num_heads, self.num_anchors, self.head_dim)
         for head in anchors:
             nn.init.xavier_uniform_(head)
         self.anchors_q = nn.Parameter(anchors)
 
     def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
-        if not self.project_anchors:
-            return self.anchors_q, self.anchors_q
-        learnt = self.anchors_q.to(q.dtype).expand(q.shape[0], -1, -1, -1)
-        mask = layout.key_padding_mask
-        anchors_q = softmax_attention(learnt, q, q, None if layout.cross else mask)
-        return anchors_q, softmax_attention(learnt, k, k, mask)
+        return self.anchors_q, self.anchors_q
 
 
 @MODELS.register_module()
@@ -190,3 +173,43 @@ class RWGKP(RandomWalkAttention):
             map_layout = layout.without_extra_tokens()
             q, k = layout.split_extra(q, 2)[1], layout.split_extra(k, 2)[1]
         return pool_tokens(q, map_layout, rows, columns), pool_tokens(k, map_layout, rows, columns)
+
+
+@MODELS.register_module()
+class SlinearAttention(RandomWalkAttention):
+    """Softmax-linear attention (Slinear) of "Improving Vision Attention with Random Walk Graph
+    Kernel", linear in the number of tokens, without anchors::
+
+        A = softmax_channels(Q) softmax_tokens(K)^T,    out = A v
+
+    It is the paper's baseline of one step; further steps walk on the graph of A (figure 3)::
+
+        out = (1 - l) / (1 - l^n) sum_{i=1..n} l^(i-1) A^i v
+
+    The channels take the place of the anchors: one step equals :class:`EfficientAttention`.
+
+    Args:
+        steps: number of steps n, or None for walks of unlimited length.
+        kwargs: options of :class:`RandomWalkAttention`.
+
+    Example:
+        >>> attn = SlinearAttention(embed_dims=64, num_heads=2, steps=2)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    info = AttentionInfo(
+        formula='A v, A = softmax_channels(q) softmax_tokens(k)^T; or a walk of more steps on A',
+        time='O(N d^2 + d^3)',
+        memory='O(N d + d^2)',
+        source='"Improving vision attention with random walk graph kernel"',
+        use='baseline of RWGKA without anchors; steps=1, 2 or None for any length',
+    )
+
+    def __init__(self, embed_dims: int, num_heads: int, steps: Optional[int] = 1, **kwargs) -> None:
+        super().__init__(embed_dims, num_heads, steps=steps, **kwargs)
+
+    def anchors(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:
+        channels = torch.eye(self.head_dim, dtype=q.dtype, device=q.device)
+        channels = channels.expand(self.num_heads, -1, -1)
+        return channels, channels

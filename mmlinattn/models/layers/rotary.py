@@ -1,8 +1,6 @@
 """Rotary position by coordinates with augmentation in training, and over all heads."""
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Optional
 
 import torch
@@ -10,6 +8,7 @@ from torch import Tensor
 
 from ...ops.common.checks import check_shared_rotary
 from ...ops.common.rotary import Rotary
+from ...utils import check_number
 from .token_layout import TokenLayout
 
 
@@ -18,17 +17,13 @@ class RotaryCoordinates:
     """Rotary position by places from -1 to 1, "DINOv3" (Siméoni et al., 2025).
 
     Height and width of the map both span -1 to 1, so that a larger image has denser places. In
-    training each attention draws a transform of all places anew, as the release does in each
-    block::
-
-        place = (place + shift) * jitter * rescale
+    training each attention multiplies all places by one factor that it draws anew, as the release
+    does in each block.
 
     Args:
         base: angles are ``2 pi place / base^(t / (d / 4))``, t = 0, 1, ... for d channels a head.
-        shift: largest shift, the same for all tokens, drawn for rows and for columns.
-        jitter: largest factor; drawn from 1 / jitter to jitter on a logarithmic scale, for rows and
-            for columns.
-        rescale: the same, one factor for rows and columns. DINOv3 was trained with 2.
+        rescale: largest factor; drawn from 1 / rescale to rescale on a logarithmic scale. DINOv3
+            was trained with 2. None for no factor.
 
     Raises:
         ValueError: ``base`` is not positive, ``rescale`` is below 1, or one of them is no number.
@@ -39,34 +34,19 @@ class RotaryCoordinates:
     """
 
     base: float = 100.0
-    shift: Optional[float] = None
-    jitter: Optional[float] = None
     rescale: Optional[float] = None
 
     def __post_init__(self) -> None:
-        for name in ('base', 'shift', 'jitter', 'rescale'):
-            value = getattr(self, name)
-            number = isinstance(value, Real) and not isinstance(value, bool)
-            if not number and (value is not None or name == 'base'):
-                raise ValueError(f'rotary.{name} must be a number, got {value!r}')
-        least = dict(shift=0, jitter=1, rescale=1)
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and not bound <= value < math.inf:
-                raise ValueError(f'rotary.{name} must be at least {bound}, or None, got {value!r}')
-        if not 0 < self.base < math.inf:
-            raise ValueError(f'rotary.base must be positive, got {self.base!r}')
+        check_number('rotary.base', self.base, above=True)
+        if self.rescale is not None:
+            check_number('rotary.rescale', self.rescale, least=1)
 
     def draw(self, device: torch.device) -> Optional[Tensor]:
-        """Return random shifts and factors (2, 2) of rows and columns, None without options."""
-        if self.shift is None and self.jitter is None and self.rescale is None:
+        """Return shifts of 0 and random factors (2, 2) of rows and columns; None for no factor."""
+        if self.rescale is None:
             return None
-        numbers = 2 * torch.rand(5, device=device) - 1
-        shifts = (self.shift or 0.0) * numbers[:2]
-        logs = (
-            math.log(self.jitter or 1.0) * numbers[2:4] + math.log(self.rescale or 1.0) * numbers[4]
-        )
-        return torch.stack([shifts, logs.exp()])
+        factor = self.rescale ** (2 * torch.rand(1, device=device) - 1)
+        return torch.stack([torch.zeros_like(factor), factor]).expand(2, 2)
 
 
 def check_rotary_over_heads(attn: Any, rotary: Any) -> bool:

@@ -1,6 +1,6 @@
 """Softmax attention with spatially reduced keys and values, as in SegFormer and PVT."""
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from ...ops.common.checks import check_rate
 from ...ops.common.numerics import zero_padding
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout
+from .base import BaseAttention, Projected, TokenLayout
 from .softmax import softmax_attention
 from .token_layout import map_to_tokens, tokens_to_map
 
@@ -64,9 +64,7 @@ class SpatialReductionAttention(BaseAttention):
             self.sr = nn.Conv2d(embed_dims, embed_dims, sr_ratio, stride=sr_ratio)
             self.norm = nn.LayerNorm(embed_dims, eps=1e-5)
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         if self.sr_ratio == 1:
             return super().project(x, query_pos, layout)
         with_pos = x if query_pos is None else x + query_pos

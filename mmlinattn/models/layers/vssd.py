@@ -1,7 +1,7 @@
 """Non-causal state space duality of VSSD as a layer."""
 
 import math
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from ...ops import unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, no_autocast, zero_padding
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .base import BaseAttention, TokenLayout
+from .base import BaseAttention, Projected, TokenLayout
 from .linear_projection import linear_parts
 from .token_layout import convolve_tokens
 
@@ -93,9 +93,7 @@ class VSSDAttention(BaseAttention):
         self.norm = nn.LayerNorm(inner)
         self.proj = nn.Linear(inner, embed_dims, bias=proj_bias)
 
-    def project(
-        self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
-    ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         """Return q and k (B, N, heads * state_dims), k with its weights, v and z (B, N, inner)."""
         if query_pos is None:
             z, v, k, q, dt = self.in_proj(x).split(self.widths, -1)

@@ -46,7 +46,8 @@ def linear_torch(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Ten
         weights = _normalized_weights(weights, options.key_padding_mask, k)
         # Not _replace, which torch 2.4 cannot compile.
         place = LinearOptions._fields.index('token_weights')
-        options = LinearOptions(*options[:place], weights, *options[place + 1 :])
+        values: Any = (*options[:place], weights, *options[place + 1 :])
+        options = LinearOptions(*values)
     # Autocast would compute the sums and the normaliser in half precision.
     with no_autocast(q, tracing):
         if tracing or not needs_gradient(q, k, v, weights):

@@ -33,7 +33,6 @@ ATTENTIONS = {
     'rwgka': dict(type='RWGKA', num_anchors=6),
     'rwgka-lepe': dict(type='RWGKA', num_anchors=6, decay=0.9, lepe=3),
     'rwgka-one-step': dict(type='RWGKA', num_anchors=6, steps=1, heads_multiplier=2),
-    'rwgka-projected': dict(type='RWGKA', num_anchors=6, project_anchors=True),
     'slinear': dict(type='SlinearAttention'),
     'slinear-unlimited': dict(type='SlinearAttention', steps=None, decay=0.5, lepe=3),
     'rwgkp': dict(type='RWGKP', num_anchors=6),

@@ -14,7 +14,6 @@ MAPS = {
     'adaptive-resampled': dict(type='AdaptiveFeatures', resample=True),
     'adaptive-no-output-layer': dict(type='AdaptiveFeatures', output_layer=False),
     't2r': dict(type='T2RFeatures', num_features=6),
-    't2r-per-head': dict(type='T2RFeatures', per_head=True),
     'dpfp': dict(type='DPFPFeatures', order=2),
     'rfa': 'RFAFeatures',
     'rfa-resampled': dict(type='RFAFeatures', resample=True),
@@ -71,11 +70,14 @@ def test_adaptive_map_by_hand():
 
 
 def test_per_head_map_equals_one_map_per_head():
-    feature_map = build_feature_map(dict(type='T2RFeatures', per_head=True), 8, 3).double()
-    x = tokens(2, 3, 4, 8)
-    weight, bias = feature_map.linear.weight, feature_map.linear.bias
-    expected = torch.stack([x[:, h] @ weight[h].T + bias[h] for h in range(3)], 1).clamp(min=0)
-    torch.testing.assert_close(feature_map(x, x)[0], expected)
+    feature_map = build_feature_map(dict(type='AdaptiveFeatures', per_head=True), 8, 3).double()
+    x, frequencies, linear = tokens(2, 3, 4, 8), feature_map.frequencies, feature_map.output_layer
+    expected = []
+    for h in range(3):
+        phase = x[:, h] @ frequencies[h].T
+        waves = torch.cat([phase.sin(), phase.cos()], -1)
+        expected.append((waves @ linear.weight[h].T + linear.bias[h]).clamp(min=0))
+    torch.testing.assert_close(feature_map(x, x)[0], torch.stack(expected, 1))
 
 
 def test_w1_is_initialised_standard_normal():

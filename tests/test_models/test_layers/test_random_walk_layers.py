@@ -27,24 +27,6 @@ def test_layer_equals_its_formula(steps):
     torch.testing.assert_close(attn(x, (3, 4)), attn.proj(walked.transpose(1, 2).flatten(2)))
 
 
-def test_projected_anchors_are_weighted_means_of_the_real_tokens():
-    attn = RWGKA(16, 2, num_anchors=3, project_anchors=True).double()
-    assert sum(p.numel() for p in attn.parameters()) == sum(
-        p.numel() for p in RWGKA(16, 2, num_anchors=3).parameters()
-    )
-    q, k = torch.randn(2, 2, 2, 12, 8, dtype=torch.float64)
-    mask = torch.zeros(2, 12, dtype=torch.bool)
-    mask[1, 5:] = True
-    found = attn.anchors(q, k, TokenLayout((3, 4), mask))
-    for x, anchors in zip((q, k), found):
-        for image, count in enumerate((12, 5)):
-            for head in range(2):
-                tokens = x[image, head, :count]
-                scores = (attn.anchors_q[head] @ tokens.T / 8**0.5).exp()
-                expected = scores @ tokens / scores.sum(1, keepdim=True)
-                torch.testing.assert_close(anchors[image, head], expected)
-
-
 def test_padding_is_excluded_from_pooled_anchors():
     attn = RWGKP(16, 2, num_anchors=4).double()
     q = torch.randn(1, 2, 24, 8, dtype=torch.float64)
