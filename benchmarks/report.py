@@ -48,17 +48,10 @@ def begin(name: str) -> str:
     return f'<!-- benchmark: {name} -->'
 
 
-def check_place(name: str) -> None:
-    """Raise ValueError if ``docs/benchmarks.md`` has no place for a benchmark."""
-    try:
-        tables.replaced((DOCS / PAGE).read_text(), begin(name), END, [])
-    except ValueError as error:
-        raise ValueError(f'docs/{PAGE}: {error}') from None
-
-
-def check_results(name: str) -> None:
-    """Raise ValueError if there is no ``docs/benchmarks/NAME.json``."""
-    if not (DOCS / 'benchmarks' / f'{name}.json').is_file():
+def check_place(name: str, redraw: bool) -> None:
+    """Raise ValueError if ``docs/benchmarks.md`` has no place for a benchmark, or no results."""
+    tables.replaced((DOCS / PAGE).read_text(), begin(name), END, [])
+    if redraw and not (DOCS / 'benchmarks' / f'{name}.json').is_file():
         raise ValueError(f'there is no docs/benchmarks/{name}.json: measure it with --docs {name}')
 
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.cases import CASES, Setup, map_shape
 from benchmarks.machine import facts, parse_device
 from benchmarks.measure import keep_freed_memory
-from benchmarks.report import check_place, check_results, publish, redraw, write
+from benchmarks.report import check_place, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
@@ -67,9 +67,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         for name in filter(None, (args.docs, args.redraw)):
-            check_place(name)
-        if args.redraw:
-            check_results(args.redraw)
+            check_place(name, bool(args.redraw))
     except ValueError as error:
         parser.error(str(error))
     args.device = parse_device(args.device, parser)

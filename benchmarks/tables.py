@@ -39,7 +39,7 @@ def replaced(text: str, begin: str, end: str, lines: Sequence[str]) -> str:
         'a\\n<1>\\n\\nnew\\n\\n</1>\\nb'
     """
     if text.count(begin) != 1 or end not in text.split(begin)[1]:
-        raise ValueError(f'the page must have one line {begin}, and below it {end}')
+        raise ValueError(f'the page of docs/ must have one line {begin}, and below it {end}')
     before, after = text.split(begin)
     _, after = after.split(end, 1)
     return '\n'.join([before + begin, '', *lines, '', end + after])

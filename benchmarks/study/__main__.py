@@ -138,7 +138,7 @@ def publish(found: Results, target: Path) -> None:
     try:
         page = replaced(target.read_text(), f'<!-- study: {grid.name} -->', END, lines)
     except ValueError as error:
-        raise GridError(f'{target}: {error}') from None
+        raise GridError(str(error)) from None
     content = dict(command=grid.command, notes=[*grid.notes], refused=grid.refused)
     content.update(costs=found.costs, records=[*found.records.values()])
     write_json(DOCS / 'studies' / f'{grid.name}.json', content, indent=0)

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, List
+from typing import Callable, Dict
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure import Spread, interleave, peak_memory
 from mmlinattn.analysis import analyse
@@ -74,16 +75,8 @@ def _step(model: nn.Module, images: Tensor) -> Callable[[], object]:
     runner = Forward(model)
 
     def step() -> object:
-        outputs = [out for out in _tensors(runner(images)) if out.requires_grad]
-        loss = sum(out.float().square().mean() for out in outputs)
+        outputs = [out for out in tree_leaves(runner(images)) if isinstance(out, Tensor)]
+        loss = sum(out.float().square().mean() for out in outputs if out.requires_grad)
         return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
 
     return step
-
-
-def _tensors(outputs: object) -> List[Tensor]:
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    parts = outputs.values() if isinstance(outputs, dict) else outputs
-    parts = parts if isinstance(outputs, (dict, list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]

@@ -292,4 +292,4 @@ def test_results_are_shown_in_the_page(benchmark_page, tmp_path, capsys):
     assert 'there is no docs/benchmarks/a.json' in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run.main([*words.split(), 'b'])
-    assert 'the page must have one line <!-- benchmark: b -->' in capsys.readouterr().err
+    assert 'the page of docs/ must have one line <!-- benchmark: b -->' in capsys.readouterr().err
