@@ -9,7 +9,7 @@ import torch
 from mmengine.evaluator import Evaluator
 from torch import nn
 
-from mmlinattn.engine.preflight.evaluators import check_evaluator
+from mmlinattn.engine.preflight.evaluators import check_evaluator, check_monitor
 
 CLASSES = ('circle', 'square', 'triangle')
 
@@ -37,7 +37,7 @@ def check(annotations, capsys):
         evaluator = Evaluator(dict(cfg, _scope_=scope))
         evaluator.dataset_meta = dict(classes=CLASSES)
         capsys.readouterr()  # of reading annotations
-        check_evaluator(evaluator, cfg, model or nn.Identity(), 'val_evaluator')
+        evaluator.scores = check_evaluator(evaluator, cfg, model or nn.Identity(), 'val_evaluator')
         return evaluator
 
     return call
@@ -63,6 +63,27 @@ def test_metrics_that_can_score(check, capsys, tmp_path, scope, cfg):
     assert metric.results == [] and not [*tmp_path.glob('*.png')]
     assert getattr(metric, 'img_ids', None) is None  # found later: all of them
     assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize(
+    'scope, cfg, scores, others',
+    [
+        ('mmseg', dict(type='IoUMetric'), ['mIoU', 'aAcc', 'mIoU_best'], ['miou', 'mDice']),
+        ('mmdet', dict(type='CocoMetric', metric='bbox'), ['coco/bbox_mAP', 'auto'],
+         ['coco/segm_mAP', 'bbox_mAP', 'mIoU']),
+        ('mmdet', dict(type='CocoMetric', metric='bbox', prefix='val'), ['val/bbox_mAP'],
+         ['coco/bbox_mAP']),
+        ('mmpretrain', dict(type='Accuracy'), ['accuracy/top1', 'accuracy/top1_ema'], ['top1']),
+        ('mmpretrain', dict(type='MultiLabelMetric'), ['multi-label/f1-score'], ['f1-score']),
+        ('mmdet', dict(type='CocoMetric', format_only=True, outfile_prefix='a'), ['coco/x'], ['x']),
+    ],
+)  # fmt: skip
+def test_names_of_scores_are_known_before_work(check, scope, cfg, scores, others):
+    found = check(scope, **cfg).scores
+    check_monitor('Hook.monitor', scores, found)
+    for other in others:
+        with pytest.raises(ValueError, match=f"Hook.monitor is '{other}', but the validation sco"):
+            check_monitor('Hook.monitor', other, found)
 
 
 BAD = [

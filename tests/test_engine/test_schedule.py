@@ -123,6 +123,7 @@ def test_a_finished_training_says_that_nothing_is_left(tmp_path, warnings, by_ep
          r'end=0.4, .*end should be larger than begin, but got begin=0, end=0'),
         (dict(type='OneCycleLR', eta_max=1.0, total_steps=2, by_epoch=False), False,
          'total_steps=2.* fails after 3 of 4 iterations: Tried to step 4 times'),
+        (dict(type='ReduceOnPlateauLR'), True, "monitor is 'loss', but the validation is not conf"),
         (poly(2), False, 'the learning rate is 0 after iteration 1 of 4; make the schedule as'),
         (poly(4, by_epoch=True), False, 'counts epochs and never changes a value.*by_epoch=False'),
     ],
@@ -143,10 +144,16 @@ def test_what_fails_later_is_named_before_work(tmp_path, schedule, by_epoch, mes
         (None, True),
         (poly(4), False),
         (poly(4, by_epoch=True), True),
-        (dict(type='ReduceOnPlateauLR', monitor='loss'), False),
     ],
 )
 def test_schedules_that_pass(tmp_path, schedule, by_epoch):
     run = runner(tmp_path, schedule, 4, by_epoch=by_epoch)
     run.prepare_training()
     assert run.optim_wrapper.param_groups[0]['lr'] == LR
+
+
+def test_monitors_without_a_score_are_named_before_work(tmp_path):
+    run = runner(tmp_path, [], 1)
+    run.register_hook(dict(type='EarlyStoppingHook', monitor='mAP', rule='greater'))
+    with pytest.raises(ValueError, match="^EarlyStoppingHook.monitor is 'mAP', but the validation"):
+        run.prepare_training()

@@ -6,8 +6,9 @@ The frameworks' metrics read many of their options only after the last image.
 import copy
 import io
 import os.path as osp
+import re
 from contextlib import redirect_stdout
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import AbstractSet, Any, Callable, Dict, Iterator, Optional, Sequence, Set
 
 import torch
 from mmengine.config import Config
@@ -15,16 +16,18 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
 from ...datasets.audit.coco import Finding, check_coco
+from ...utils.suggest import did_you_mean
 from ..model import number_of_classes, quiet
 from .data import annotation_path, dataset_configs
 
 Sample = Dict[str, Any]
 
 
-def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: str) -> None:
-    """Score one made-up sample with copies of the metrics.
+def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: str) -> Set[str]:
+    """Score one made-up sample with copies of the metrics, and return the names of the scores.
 
-    Metrics that are not in :data:`SAMPLES`, and those that only write files, are skipped.
+    Metrics that are not in :data:`SAMPLES`, and those that only write files, are skipped: the
+    names then have their prefix alone, such as ``'coco_panoptic/'`` or ``''``.
 
     Args:
         evaluator: built evaluator with the ``dataset_meta`` of its loop.
@@ -36,19 +39,22 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
         ValueError: a metric fails; the message lists its options.
     """
     configs = configs if isinstance(configs, (list, tuple)) else [configs]
+    # Other evaluators may rename scores.
+    scores: Set[str] = set() if type(evaluator) is Evaluator else {''}
     for i, metric in enumerate(evaluator.metrics):
         make = SAMPLES.get(type(metric).__name__)
-        if make is None or getattr(metric, 'format_only', False):
-            continue
+        prefix = f'{metric.prefix}/' if metric.prefix else ''
         trial = copy.copy(metric)
-        sample = make(trial, model)
+        is_known = make is not None and not getattr(metric, 'format_only', False)
+        sample = make(trial, model) if is_known else None
         if sample is None:
+            scores.add(prefix)
             continue
         trial.results = []
         try:
             with quiet(), redirect_stdout(io.StringIO()):
                 trial.process({}, [sample])
-                trial.compute_metrics(trial.results)
+                found = trial.compute_metrics(trial.results)
         except Exception as error:
             text = error.args[0] if isinstance(error, KeyError) and error.args else error
             if text == 'segmentation':
@@ -57,6 +63,27 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
             config = configs[i] if i < len(configs) and isinstance(configs[i], dict) else {}
             options = ', '.join(f'{key}={value!r}' for key, value in config.items())
             raise ValueError(f'{name} ({options}) cannot score: {text}') from error
+        scores.update(f'{prefix}{key}' for key in found)
+    return scores
+
+
+def check_monitor(option: str, value: Any, scores: AbstractSet[str]) -> None:
+    """Raise ValueError if a validation has no score of this name.
+
+    Args:
+        option: place of the option, such as ``'CheckpointHook.save_best'``.
+        value: a name or a list of names; other values and ``'auto'`` pass.
+        scores: names from :func:`check_evaluator`; empty without a validation.
+    """
+    for name in value if isinstance(value, list) else [value]:
+        if not isinstance(name, str) or name == 'auto':
+            continue
+        plain = re.sub('_(ema|best|origin)$', '', name)  # added by hooks that average the weights
+        if plain in scores or any(name.startswith(s) for s in scores if s == '' or s[-1] == '/'):
+            continue
+        there = f'scores {", ".join(sorted(scores))}' if scores else 'is not configured'
+        hint = did_you_mean(name, scores)
+        raise ValueError(f'{option} is {name!r}, but the validation {there}{hint}')
 
 
 def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional, Union
+from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
@@ -19,7 +19,7 @@ from ...utils.pretrained import SAFE, initial_weights_read_safely
 from ..config import check_no_passwords
 from ..model import unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
-from ..preflight.evaluators import check_evaluator
+from ..preflight.evaluators import check_evaluator, check_monitor
 from ..preflight.sample_loading import check_samples
 from .schedule import check_schedule, optim_wrappers, schedule_of_config
 
@@ -41,6 +41,7 @@ class PluginRunner(Runner):
     """
 
     optim_wrapper: Any  # a config until prepare_training()
+    scores: AbstractSet[str] = frozenset()  # names of the scores of the validation
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A command may have added an address since the file was read.
@@ -105,7 +106,8 @@ class PluginRunner(Runner):
             loop = build(loop)
         check_samples(loop.dataloader.dataset, labels_of(self.cfg), trained=False)
         name = f'{split}_evaluator'
-        check_evaluator(loop.evaluator, getattr(self, f'_{name}'), unwrapped(self.model), name)
+        configs = getattr(self, f'_{name}')
+        self.scores = check_evaluator(loop.evaluator, configs, unwrapped(self.model), name)
         return loop
 
     @staticmethod
@@ -127,6 +129,10 @@ class PluginRunner(Runner):
     def prepare_training(self) -> None:
         """Build loops and optimizer, so that errors in a config come before any work."""
         self.train_loop, self.val_loop  # noqa: B018  built on first access
+        for hook in self.hooks:
+            for option in ('save_best', 'monitor', 'score'):
+                value = getattr(hook, option, None)
+                check_monitor(f'{type(hook).__name__}.{option}', value, self.scores)
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
         check_schedule(self)
 

@@ -11,6 +11,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from ...utils.command_line import error_text
 from ...utils.messages import log_warning
 from ..model import quiet
+from ..preflight.evaluators import check_monitor
 
 # Attributes of schedulers that are no options: their steps change them, or their optimizer.
 STATE = {
@@ -43,7 +44,9 @@ def check_schedule(runner: Runner) -> None:
                 (schedulers[where],) = runner._build_param_scheduler(config, stand_in)
             except Exception as error:
                 raise ValueError(f'{where}: {error_text(error)}') from error
-            counts_epochs = schedulers[where].by_epoch and 'monitor' not in vars(schedulers[where])
+            monitor = getattr(schedulers[where], 'monitor', None)
+            check_monitor(f'{where}.monitor', monitor, runner.scores)
+            counts_epochs = schedulers[where].by_epoch and monitor is None
             if counts_epochs and isinstance(runner.train_loop, IterBasedTrainLoop):
                 raise ValueError(
                     f'{where} counts epochs and never changes a value, since train_cfg counts '
