@@ -263,10 +263,18 @@ def findings(cfg):
             False,
             "of 'b', 'c', 'd', 'e': write other classes as 1, 2, .*255",
         ),
-        (lambda m: m % 4 + 1, False, "of 'a': if they count classes from 1, set reduce_zero_label"),
+        (
+            lambda m: m % 4 + 1,
+            False,
+            "of 'a': if its maps count classes from 1, set reduce_zero_label",
+        ),
         (lambda m: m + 1, True, None),
-        (lambda m: m, True, "of 'e': if they count classes from 0, set reduce_zero_label=False"),
-        (lambda m: 0 * m + 2, False, "of 'a', 'b', 'd', 'e': if they"),
+        (
+            lambda m: m,
+            True,
+            "of 'e': if its maps count classes from 0, set reduce_zero_label=False",
+        ),
+        (lambda m: 0 * m + 2, False, "of 'a', 'b', 'd', 'e': if its"),
         (lambda m: np.where(m == 3, 4, m), False, "of 'd'$"),
     ],
 )

@@ -96,9 +96,7 @@ class CheckedLoading:
         elif self.labels.of_pixels and self.labels.number is not None:
             number, is_trained = self.labels.number, seg_map != self.labels.ignored
             if seg_map.max(where=is_trained, initial=0) >= number:
-                strange = sorted(
-                    {*np.unique(seg_map[is_trained]).tolist()}.difference(range(number))
-                )
+                strange = np.unique(seg_map[is_trained & (seg_map >= number)]).tolist()
                 what = f'has labels {strange[:5]}, known are 0 to {number - 1}'
                 if strange == [number]:
                     what += '; add the class (num_classes, metainfo.classes), or, if 0 is no '
@@ -229,7 +227,7 @@ def _check_seen(
             if seen == {0}:
                 what += f': write other classes as 1, 2, ..., since {labels.ignored} is ignored'
             elif (number - 1 if is_reduced else 0) in missing:
-                what += f': if they count classes from {0 if is_reduced else 1}, '
+                what += f': if its maps count classes from {0 if is_reduced else 1}, '
                 what += f'set reduce_zero_label={not is_reduced}'
         is_shift = labels.of_pixels and (0 in missing or 1 in (len(missing), len(seen)))
         if count is None or is_shift:
