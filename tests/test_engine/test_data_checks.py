@@ -266,13 +266,13 @@ def findings(cfg):
         (
             lambda m: m % 4 + 1,
             False,
-            "of 'a': if its maps count classes from 1, set reduce_zero_label",
+            "of 'a': if its maps count classes from 1, set",
         ),
         (lambda m: m + 1, True, None),
         (
             lambda m: m,
             True,
-            "of 'e': if its maps count classes from 0, set reduce_zero_label=False",
+            "of 'e': if its maps count classes from 0, .*=False",
         ),
         (lambda m: 0 * m + 2, False, "of 'a', 'b', 'd', 'e': if its"),
         (lambda m: np.where(m == 3, 4, m), False, "of 'd'$"),
