@@ -200,7 +200,9 @@ def test_images_of_another_size_than_their_annotations(root):
     cfg = shrunk('ravlt-retinanet', root)
     turn(path)
     change(root, lambda content: content['images'][1].update(height=48, width=64))
-    with pytest.raises(DataError, match=rf'{path} is 64 high .* \(48, 64\): its EXIF orientation'):
+    with pytest.raises(
+        DataError, match=rf'{path} is 64 high .* \(48, 64\)\. Exchange them'
+    ):
         loaded(cfg)
     change(root, lambda content: content['images'][1].update(height=64, width=48))
     assert loaded(cfg)[1]
@@ -263,10 +265,18 @@ def findings(cfg):
             False,
             "of 'b', 'c', 'd', 'e': write other classes as 1, 2, .*255",
         ),
-        (lambda m: m % 4 + 1, False, "of 'a': if they count classes from 1, set reduce_zero_label"),
+        (
+            lambda m: m % 4 + 1,
+            False,
+            "of 'a': if its maps count classes from 1, set",
+        ),
         (lambda m: m + 1, True, None),
-        (lambda m: m, True, "of 'e': if they count classes from 0, set reduce_zero_label=False"),
-        (lambda m: 0 * m + 2, False, "of 'a', 'b', 'd', 'e': if they"),
+        (
+            lambda m: m,
+            True,
+            "of 'e': if its maps count classes from 0, .*=False",
+        ),
+        (lambda m: 0 * m + 2, False, "of 'a', 'b', 'd', 'e': if its"),
         (lambda m: np.where(m == 3, 4, m), False, "of 'd'$"),
     ],
 )

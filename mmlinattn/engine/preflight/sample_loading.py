@@ -1,9 +1,7 @@
 """Checked loading of samples, the same before work, in training and in ``check-data``."""
 
-import io
 import os.path as osp
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -13,7 +11,7 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset
 
 from ...datasets.audit.coco import Finding
-from ...datasets.audit.images import file_fault, image_size
+from ...datasets.audit.images import file_fault
 from ...utils import outside_reason
 from ...utils.messages import log_warning
 from .data import DataError, Labels, first_files, folders_of
@@ -68,22 +66,17 @@ class CheckedLoading:
         size, here = (results.get('height'), results.get('width')), loaded['img_shape'][:2]
         if None not in size and size != here:
             what = f'is {here[0]} high and {here[1]} wide, its annotation says {size}'
-            turned = size == here[::-1] and self._size_before_turning(path) == size
-            if turned:
-                what = f'{what}: its EXIF orientation turns it when loaded. Save it turned, or set '
-                what += "color_type='color_ignore_orientation' to load it as its annotation says"
-            yield Finding('orientation' if turned else 'size', path, what, turned)
+            is_turned = size == here[::-1]
+            if is_turned:
+                what += ". Exchange them, or, if the file has an EXIF orientation, set color_type='"
+                what += "color_ignore_orientation' to load it as its annotation says"
+            yield Finding('orientation' if is_turned else 'size', path, what, is_turned)
         label, number = results.get('gt_label'), self.labels.number
         if label is None or number is None or self.labels.of_pixels:
             return
         if not all(0 <= value < number for value in np.ravel(label)):
             what = f'its label is {label}, the labels of {number} classes are 0 to {number - 1}'
             yield Finding('class', path, what, True)
-
-    def _size_before_turning(self, path: Any) -> Optional[Tuple[int, int]]:
-        with suppress(OSError):  # a format that Pillow does not know
-            return image_size(io.BytesIO(fileio.get(path, self.load.backend_args)))
-        return None
 
     def _check_seg_map(self, seg_map: np.ndarray, loaded: dict, path: Any) -> Iterator[Finding]:
         where, size = str(loaded.get('seg_map_path')), loaded.get('ori_shape')
@@ -96,9 +89,7 @@ class CheckedLoading:
         elif self.labels.of_pixels and self.labels.number is not None:
             number, is_trained = self.labels.number, seg_map != self.labels.ignored
             if seg_map.max(where=is_trained, initial=0) >= number:
-                strange = sorted(
-                    {*np.unique(seg_map[is_trained]).tolist()}.difference(range(number))
-                )
+                strange = np.unique(seg_map[is_trained & (seg_map >= number)]).tolist()
                 what = f'has labels {strange[:5]}, known are 0 to {number - 1}'
                 if strange == [number]:
                     what += '; add the class (num_classes, metainfo.classes), or, if 0 is no '
@@ -229,7 +220,7 @@ def _check_seen(
             if seen == {0}:
                 what += f': write other classes as 1, 2, ..., since {labels.ignored} is ignored'
             elif (number - 1 if is_reduced else 0) in missing:
-                what += f': if they count classes from {0 if is_reduced else 1}, '
+                what += f': if its maps count classes from {0 if is_reduced else 1}, '
                 what += f'set reduce_zero_label={not is_reduced}'
         is_shift = labels.of_pixels and (0 in missing or 1 in (len(missing), len(seen)))
         if count is None or is_shift:

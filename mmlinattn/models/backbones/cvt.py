@@ -4,7 +4,7 @@ from typing import Dict, List, Optional, Sequence, Union
 
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
-from torch import nn
+from torch import Tensor, nn
 
 from ..layers import AttnCfg
 from ..layers.residual import drop_path_rates
@@ -101,6 +101,12 @@ class CvT(HierarchicalBackbone):
 
     def downsample_layer(self, i: int) -> nn.Module:
         return self.patch_embeds[i]
+
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        if min(x.shape[-2:]) < 3:  # the first kernel, less its padding
+            height, width = x.shape[-2:]
+            raise ValueError(f'inputs must be at least 3x3 pixels, got {height}x{width}')
 
     def stage_parts(self, i: int) -> List[Part]:
         token = self.extra_tokens(i)

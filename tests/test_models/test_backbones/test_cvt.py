@@ -75,6 +75,17 @@ def test_outputs():
     assert not plain.out_norms and plain(image)[2].shape == (1, 24, 4, 6)
 
 
+def test_images_below_the_first_kernel():
+    model = CvT(dict(embed_dims=(16, 32, 48), depths=(1, 1, 1), num_heads=(1, 2, 3))).eval()
+    assert [tuple(out.shape[2:]) for out in model(torch.zeros(1, 3, 3, 9))] == [
+        (1, 2),
+        (1, 1),
+        (1, 1),
+    ]
+    with pytest.raises(ValueError, match='at least 3x3 pixels, got 1x9'):
+        model(torch.zeros(1, 3, 1, 9))
+
+
 def test_stochastic_depth_in_the_last_stage_only():
     model = build(drop_path_rate=0.2)
     rates = [[block.drop_path.drop_prob for block in stage] for stage in model.stages]
