@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from mmlinattn.utils import environment
+
 NAMES = ('LOGNAME', 'USER', 'LNAME', 'USERNAME')
 # torch sets it when it has asked for the name; a child process then does not ask.
 ASKED = ('TORCHINDUCTOR_CACHE_DIR',)
@@ -46,3 +48,17 @@ def test_a_user_id_without_a_name_and_no_reports(root, tmp_path):
     assert done.returncode == 0, done.stderr
     # The identifier that onnxruntime sends with its reports.
     assert not list(tmp_path.rglob('deviceid'))
+
+
+@pytest.mark.parametrize('encoding, started', [('ANSI_X3.4-1968', True), ('UTF-8', False)])
+def test_text_is_utf8_in_every_locale(monkeypatch, encoding, started):
+    calls = []
+    monkeypatch.delenv('PYTHONUTF8', raising=False)
+    monkeypatch.setattr(environment.locale, 'getpreferredencoding', lambda _: encoding)
+    monkeypatch.setattr(os, 'execv', lambda *call: calls.append((*call, os.environ['PYTHONUTF8'])))
+    monkeypatch.setattr(sys, 'orig_argv', ['python', '-m', 'mmlinattn', 'train', 'c.py'])
+    environment.use_utf8()
+    again = [sys.executable, '-m', 'mmlinattn', 'train', 'c.py']
+    assert calls == ([(sys.executable, again, '1')] if started else [])
+    environment.use_utf8()  # the process that was started does not start another
+    assert len(calls) == started
