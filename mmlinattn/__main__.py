@@ -8,7 +8,7 @@ from typing import List, Optional
 
 from .cli.commands import COMMANDS, find_command, usage
 from .utils.command_line import EXIT_CODE, errors_in_one_line, expand_home, print_text
-from .utils.environment import prepare_environment, restart_in_utf8
+from .utils.environment import prepare_environment, use_utf8
 from .utils.messages import hide_known_messages, known_messages_hidden
 from .utils.versions import warn_if_untested
 from .version import __version__
@@ -20,7 +20,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     Arguments are parsed before the module of the command, and with it torch, is imported.
     """
     if argv is None:
-        restart_in_utf8()
+        use_utf8()
     prepare_environment()
     for stream in (sys.stdout, sys.stderr):
         # File names may contain bytes that are not UTF-8; printing one must not raise.

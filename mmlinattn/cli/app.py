@@ -8,6 +8,7 @@ from typing import List, Optional
 from ..apis.sources import IMAGES
 from ..app import load_models, package_models
 from ..app.page import serve
+from ..engine.model import check_device
 from ..utils.command_line import errors_in_one_line
 from .arguments.prediction import EXAMPLES
 
@@ -33,5 +34,5 @@ def main(args: argparse.Namespace) -> int:
             raise ModuleNotFoundError("the page needs the package gradio: pip install 'gradio>=6'")
         examples = examples_of(args.images)
         files = list(zip(args.models[::2], args.models[1::2])) or package_models()
-        serve(load_models(files, args.device), examples, args.host, args.port)
+        serve(load_models(files, check_device(args.device)), examples, args.host, args.port)
     return 0

@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from ..apis import Prediction, Predictor, coco_json, image_files, load, read_image
 from ..apis.prediction import write_file
+from ..engine.model import check_device
 from ..utils import check_writable
 from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
 
@@ -117,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
     console = plain_console()
     files, path = files_to_predict(args), args.out / 'predictions.json'
     check_writable(path)
-    predictor = load(args.config, args.checkpoint, args.device, args.tta, args.cfg_options)
+    device = check_device(args.device)
+    predictor = load(args.config, args.checkpoint, device, args.tta, args.cfg_options)
     for note in predictor.notes:
         console.print(note, highlight=False, soft_wrap=True)
     path.unlink(missing_ok=True)  # of an earlier run

@@ -18,7 +18,7 @@ from ..analysis.rank import MATRICES, LayerRank, layer_ranks
 from ..apis.pipeline import packed_input, steps_of, without_loading
 from ..apis.sources import image_files, read_image
 from ..engine.config import load_config
-from ..engine.model import initial_model, load_model
+from ..engine.model import check_device, initial_model, load_model
 from ..utils import check_writable, write_json
 from ..utils.command_line import errors_in_one_line, plain_console
 from ..visualization.rank import draw_ranks
@@ -97,7 +97,7 @@ def build(args: argparse.Namespace, cfg: Config) -> Tuple[BaseModel, str]:
 
 
 def run(args: argparse.Namespace) -> None:
-    cfg = load_config(args.config, args.cfg_options)
+    cfg, args.device = load_config(args.config, args.cfg_options), check_device(args.device)
     images = open_images(args.images, args.num_images) if args.images else {}
     for name in FILES:
         check_writable(args.out / name)

@@ -30,6 +30,7 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
+    check_writable(Path(cfg.work_dir) / 'config.py')
     if args.checkpoint.endswith(EXPORTED):
         return runner_of_exported(cfg, args.checkpoint)
     runner = PluginRunner.from_cfg(cfg)

@@ -12,7 +12,7 @@ from torch import nn
 from ..analysis.complexity import Forward, check_shape
 from ..analysis.throughput import Throughput, throughput
 from ..engine.config import load_config
-from ..engine.model import initial_model
+from ..engine.model import check_device, initial_model
 from ..utils import check_writable, write_json
 from ..utils.command_line import error_text, errors_in_one_line, plain_console
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table and return the number of batch sizes that failed."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    cfg = load_config(args.config, args.cfg_options)
+    cfg, args.device = load_config(args.config, args.cfg_options), check_device(args.device)
     shape = check_shape(args.shape)
     if args.json:
         check_writable(args.json)

@@ -1,6 +1,7 @@
 """Train a detector, segmentor or classifier from a config."""
 
 import argparse
+from pathlib import Path
 
 from mmengine.dist import is_main_process
 
@@ -14,6 +15,7 @@ from ..engine.preflight.run import check_run
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training
+from ..utils import check_writable
 from ..utils.command_line import errors_in_one_line
 from ..utils.errors import InputError
 from ..utils.messages import log_warning
@@ -27,6 +29,7 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     problems = check_run(cfg, 'train', 'val')
+    check_writable(Path(cfg.work_dir) / 'config.py')
     launch.set_launcher(cfg, args.launcher)
     set_up_training(cfg, resume=args.resume, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
     runner = PluginRunner.from_cfg(cfg)

@@ -8,14 +8,14 @@ from mmdet.apis import inference_detector
 
 from ..apis.sources import read_image
 from ..engine.config import load_config
-from ..engine.model import class_names, load_model
+from ..engine.model import check_device, class_names, load_model
 from ..utils.command_line import errors_in_one_line
 from ..visualization.attention_maps import draw_decoder_maps, draw_ring_weights, record
 
 
 def run(args: argparse.Namespace) -> None:
     cfg = load_config(args.config, args.cfg_options)
-    model, meta = load_model(cfg, args.checkpoint, args.device)
+    model, meta = load_model(cfg, args.checkpoint, check_device(args.device))
     classes = class_names(cfg, meta, model.bbox_head.num_classes)
     bgr = read_image(args.image, max_megapixels=math.inf)
     with record(model) as seen:

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import io
 import logging
-import tempfile
 from pathlib import Path
 from typing import Callable, Dict, Iterator, NamedTuple, Tuple
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ..utils import atomic_write
 from .exported_file import ExportedFile, Outputs
 from .file_metadata import METADATA, FileMetadata
 from .nms import onnx_translations
@@ -71,7 +71,10 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
 
 def write_pt2(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
     """Write the program of ``torch.export``."""
-    torch.export.save(program, path, extra_files={METADATA: metadata.to_json()})
+    content = io.BytesIO()  # torch aborts the process when it writes to a full disk itself
+    with silence():
+        torch.export.save(program, content, extra_files={METADATA: metadata.to_json()})
+    path.write_bytes(content.getbuffer())
 
 
 def load_pt2(path: Path) -> Callable[[Tensor], Outputs]:
@@ -97,7 +100,7 @@ def check_format(name: str) -> None:
 
 
 def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """Write a captured model in a format; leave nothing at ``path`` if that fails.
+    """Write a captured model in a format by :func:`mmlinattn.utils.atomic_write`.
 
     Args:
         name: format, a key of :data:`FORMATS`.
@@ -107,13 +110,12 @@ def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Pat
 
     Raises:
         FormatError: see :func:`check_format`.
+        mmlinattn.utils.WriteError: the file cannot be written.
     """
     check_format(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix='.export-') as folder:
-        written = Path(folder) / path.name
-        FORMATS[name].write(program, metadata, written)
-        written.replace(path)
+    with atomic_write(path) as temporary:
+        FORMATS[name].write(program, metadata, temporary)
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ import logging
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence, Tuple, Union
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel, is_model_wrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
@@ -46,8 +47,8 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
             return MODELS.build(copy.deepcopy(cfg.model))
 
 
-def check_device(device: str) -> None:
-    """Check that torch can compute on a device.
+def check_device(device: Optional[str]) -> str:
+    """Return a device, or for None the one that MMEngine trains on: the GPU if there is one.
 
     Raises:
         ValueError: the name is none of torch's, or this machine has no such GPU.
@@ -58,6 +59,8 @@ def check_device(device: str) -> None:
             ...
         ValueError: device must be cpu, cuda, cuda:1, ..., got 'gpu'
     """
+    if device is None:
+        return get_device()
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -67,8 +70,9 @@ def check_device(device: str) -> None:
         there = f'has {count} of them, counted from cuda:0' if count else 'has none'
         raise ValueError(
             f'device is {device!r}, but torch finds no such GPU: this machine {there} '
-            '(mmlinattn doctor shows what torch finds). Leave it out for the CPU'
+            '(mmlinattn doctor shows what torch finds). Leave it out, or give cpu'
         )
+    return device
 
 
 def load_model(cfg: Config, checkpoint: str, device: str = 'cpu') -> Tuple[BaseModel, dict]:

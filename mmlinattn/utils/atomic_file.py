@@ -74,6 +74,7 @@ def staged_folder(path: Path) -> Iterator[Path]:
     It is removed after an error. A block that has moved or removed it leaves nothing to rename.
 
     Raises:
+        WriteError: the disk is full.
         OSError: the folder cannot be written, or ``path`` has become a folder with files.
     """
     staging = path.with_name(f'.{path.name}.partial-{os.getpid()}')
@@ -83,6 +84,10 @@ def staged_folder(path: Path) -> Iterator[Path]:
         yield staging
         if staging.exists():
             os.replace(staging, path)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise WriteError(f'{path} cannot be written: {error.strerror or error}') from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -106,8 +111,8 @@ def check_writable(path: Path) -> None:
             raise WriteError(f'{path} cannot be written: {parent} is a file')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(bytes(4096))  # a full disk still takes empty files
     except OSError as error:
         raise WriteError(f'{path} cannot be written: {error.strerror or error}') from error
     _check_replaceable(path)

@@ -1,4 +1,4 @@
-"""The process of a command: environment variables that other packages read at import."""
+"""The process of a command: its encoding, and variables that other packages read at import."""
 
 import codecs
 import getpass
@@ -6,6 +6,18 @@ import locale
 import os
 import sys
 from pathlib import Path
+
+
+def use_utf8() -> None:
+    """Start the process anew in Python's UTF-8 mode if the locale has another encoding.
+
+    The frameworks and pycocotools read and write text in the encoding of the locale, such as ASCII
+    for ``LC_ALL=C``, which has no names of classes or files in other scripts.
+    """
+    encoding = codecs.lookup(locale.getpreferredencoding(False)).name
+    if encoding != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':
+        os.environ['PYTHONUTF8'] = '1'
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def prepare_environment() -> None:
@@ -22,15 +34,6 @@ def prepare_environment() -> None:
         getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
         os.environ['USER'] = str(os.getuid())
-
-
-def restart_in_utf8() -> None:
-    """Start the command again in Python's UTF-8 mode if the locale has another encoding.
-
-    The frameworks read annotations and write configs in the encoding of the locale.
-    """
-    if codecs.lookup(locale.getpreferredencoding(False)).name != 'utf-8':
-        os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
 
 
 def is_command_line() -> bool:

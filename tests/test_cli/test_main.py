@@ -13,7 +13,7 @@ from mmlinattn import __main__ as program
 from mmlinattn.analysis.throughput import AUTOCAST
 from mmlinattn.apis.sources import MAX_MEGAPIXELS
 from mmlinattn.checkpoints import SOURCES
-from mmlinattn.cli import check_data, doctor, train
+from mmlinattn.cli import check_data, doctor, test, train
 from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.deployment import FORMATS, is_exported
@@ -199,6 +199,18 @@ def test_what_cannot_be_written_is_said_before_the_work(capsys, argv, tmp_path, 
     assert 'cannot be written' in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'device', 'file']
     assert (tmp_path / 'device').is_symlink()
+
+
+@pytest.mark.parametrize('command', [train, test])
+def test_a_work_dir_that_cannot_be_written(capsys, monkeypatch, tmp_path, command):
+    """On a full disk the log would fail in 70 lines without a file."""
+    monkeypatch.setattr(command, 'check_run', lambda *_: [])
+    (tmp_path / 'file').write_text('in the way')
+    name, weights = command.__name__.rpartition('.')[2], ['w'] * (command is test)
+    argv = [name, 'ravlt-nano_shapes', *weights, f'--work-dir={tmp_path}/file']
+    with pytest.raises(SystemExit, match='^2$'):
+        program.main(argv)
+    assert 'file/config.py cannot be written' in capsys.readouterr().err
 
 
 def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, monkeypatch):

@@ -1,9 +1,13 @@
-"""Comparison of the outputs of a file with those of its model."""
+"""Comparison of the outputs of a file with those of its model, and files on a full disk."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
+from mmlinattn.deployment import FileMetadata, formats
 from mmlinattn.deployment.compare import difference, match
+from mmlinattn.utils import WriteError
 
 
 def test_detections_are_compared_in_any_order():
@@ -17,3 +21,13 @@ def test_detections_are_compared_in_any_order():
     assert match(moved, one) == pytest.approx([0, 0.1])
     assert match(dict(one, labels=one['labels'] + 5), one) == [float('inf')] * 2
     assert difference(moved, one) == pytest.approx(0.1)
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    """torch would end the process without a word of the file."""
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    metadata = FileMetadata('detection', (), ('boxes',), 1, False, (1, 1), 1, 1, (0, 0, 0))
+    full = formats.Format('.pt2', lambda *args: formats.write_pt2(*args[:2], Path('/dev/full')), id)
+    monkeypatch.setitem(formats.FORMATS, 'pt2', full)
+    with pytest.raises(WriteError, match=r'model\.pt2 cannot be written: No space left'):
+        formats.write('pt2', program, metadata, tmp_path / 'model.pt2')

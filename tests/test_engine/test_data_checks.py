@@ -200,9 +200,7 @@ def test_images_of_another_size_than_their_annotations(root):
     cfg = shrunk('ravlt-retinanet', root)
     turn(path)
     change(root, lambda content: content['images'][1].update(height=48, width=64))
-    with pytest.raises(
-        DataError, match=rf'{path} is 64 high .* \(48, 64\)\. Exchange them'
-    ):
+    with pytest.raises(DataError, match=rf'{path} is 64 high .* \(48, 64\)\. Exchange them'):
         loaded(cfg)
     change(root, lambda content: content['images'][1].update(height=64, width=48))
     assert loaded(cfg)[1]

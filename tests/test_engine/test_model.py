@@ -7,6 +7,8 @@ import torch
 from mmengine.config import Config
 from mmengine.model import PretrainedInit
 
+from mmlinattn.cli import arguments, predict
+from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.engine import build_model
 from mmlinattn.engine.model import check_device, class_names, initial_model, load_model
 
@@ -53,4 +55,19 @@ def test_a_gpu_that_is_not_there(monkeypatch, count, has):
     for build in (partial(load_model, None, 'weights.pth'), partial(initial_model, None)):
         with pytest.raises(ValueError, match=message):
             build(device='cuda:2')
-    check_device(f'cuda:{count - 1}' if count else 'cpu')
+    there = f'cuda:{count - 1}' if count else 'cpu'
+    assert check_device(there) == there
+
+
+@pytest.mark.parametrize('found', ['cuda', 'cpu'])
+def test_the_device_of_commands_is_that_of_trainings(monkeypatch, tmp_path, found):
+    """predict ran on the CPU beside an idle GPU."""
+    monkeypatch.setattr('mmlinattn.engine.model.get_device', lambda: found)
+    monkeypatch.setattr(predict, 'load', lambda *args: pytest.fail(args[2]))
+    monkeypatch.setattr(predict, 'files_to_predict', lambda _: {})
+    out = f'--out={tmp_path}'
+    with pytest.raises(pytest.fail.Exception, match=f'^{found}$'):
+        predict.run(arguments.predict(['ravlt-nano_shapes', 'w.pth', 'a.jpg', out]))
+    for name in ('app', 'analyze rank', 'analyze throughput'):
+        words = [] if name == 'app' else ['c', '--shape', '64', '64']
+        assert COMMANDS[name](words).device is None

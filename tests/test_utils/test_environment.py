@@ -1,13 +1,12 @@
 """What a command sets before it imports other packages."""
 
-import locale
 import os
 import subprocess
 import sys
 
 import pytest
 
-from mmlinattn import __main__ as program
+from mmlinattn.utils import environment
 
 NAMES = ('LOGNAME', 'USER', 'LNAME', 'USERNAME')
 # torch sets it when it has asked for the name; a child process then does not ask.
@@ -51,15 +50,15 @@ def test_a_user_id_without_a_name_and_no_reports(root, tmp_path):
     assert not list(tmp_path.rglob('deviceid'))
 
 
-def test_another_encoding_than_utf_8(monkeypatch, capsys):
-    """The command starts again in Python's UTF-8 mode, with the same arguments."""
-    started = []
-    monkeypatch.setattr(os, 'execv', lambda *args: started.append(args))
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn', '--version'])
-    monkeypatch.setattr(sys, 'orig_argv', ['python3', '-m', 'mmlinattn', '--version'])
-    for encoding, times in (('UTF-8', 0), ('utf8', 0), ('ANSI_X3.4-1968', 1), ('cp1252', 2)):
-        monkeypatch.setattr(locale, 'getpreferredencoding', lambda _, found=encoding: found)
-        assert program.main() == 0 and len(started) == times
-    command = [sys.executable, '-X', 'utf8', '-m', 'mmlinattn', '--version']
-    assert started == [(sys.executable, command)] * 2
-    assert program.main(['--version']) == 0 and len(started) == 2  # called by another program
+@pytest.mark.parametrize('encoding, started', [('ANSI_X3.4-1968', True), ('UTF-8', False)])
+def test_text_is_utf8_in_every_locale(monkeypatch, encoding, started):
+    calls = []
+    monkeypatch.delenv('PYTHONUTF8', raising=False)
+    monkeypatch.setattr(environment.locale, 'getpreferredencoding', lambda _: encoding)
+    monkeypatch.setattr(os, 'execv', lambda *call: calls.append((*call, os.environ['PYTHONUTF8'])))
+    monkeypatch.setattr(sys, 'orig_argv', ['python', '-m', 'mmlinattn', 'train', 'c.py'])
+    environment.use_utf8()
+    again = [sys.executable, '-m', 'mmlinattn', 'train', 'c.py']
+    assert calls == ([(sys.executable, again, '1')] if started else [])
+    environment.use_utf8()  # the process that was started does not start another
+    assert len(calls) == started

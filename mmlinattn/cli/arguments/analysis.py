@@ -41,7 +41,7 @@ def rank(argv: Optional[List[str]] = None) -> Namespace:
     add('--tolerance', type=float, default=0.01, metavar='X',
         help='the rank counts singular values above X times the largest (%(default)s)')  # fmt: skip
     add('--seed', type=int, default=0, help='of initial weights and noise')
-    add('--device', default='cpu', help=DEVICE)
+    add('--device', help=DEVICE)
     add('--out', type=Path, default=Path('work_dirs/rank'), metavar='DIR')
     args = parser.parse_args(argv)
     check_positive(parser, args, 'num_images')
@@ -69,7 +69,7 @@ def throughput(argv: Optional[List[str]] = None) -> Namespace:
     add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'))
     add('--backbone', action='store_true', help='the backbone alone')
     add('--precision', choices=PRECISIONS, default='fp32', help='bf16 and fp16 are autocast')
-    add('--device', default='cpu', help=DEVICE)
+    add('--device', help=DEVICE)
     add('--threads', type=int, metavar='N', help="of the processor; default: torch's")
     add('--limit', type=float, default=60.0, metavar='S',
         help='most seconds of a batch size (%(default)g)')  # fmt: skip

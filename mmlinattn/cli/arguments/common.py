@@ -8,7 +8,7 @@ from ...utils.command_line import Parser
 
 CONFIG = 'config file, or the name of one of this package'
 CHECKPOINT = 'checkpoint: a file or an address'
-DEVICE = 'cpu, cuda, cuda:1, ...; default: cpu'
+DEVICE = 'cpu, cuda, cuda:1, ...; default: the GPU if there is one'
 
 
 def check_positive(parser: Parser, args: Namespace, *names: str) -> None:

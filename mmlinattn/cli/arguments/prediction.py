@@ -33,7 +33,7 @@ def predict(argv: Optional[List[str]] = None) -> Namespace:
     add('--no-pictures', action='store_true', help='do not write vis/')
     add('--max-megapixels', type=float, default=MAX_MEGAPIXELS, metavar='N',
         help='images with more are not decoded (default: %(default)g)')  # fmt: skip
-    add('--device', default='cpu', help=DEVICE)
+    add('--device', help=DEVICE)
     args = parser.parse_args(argv)
     if not 0 <= args.min_score <= 1:
         parser.error(f'--min-score must be 0 to 1, got {args.min_score}')
@@ -55,7 +55,7 @@ def app(argv: Optional[List[str]] = None) -> Namespace:
     add('--images', type=Path, metavar='DIR', help=f'examples to pick; default: {EXAMPLES}')
     add('--host', default='127.0.0.1', help='where to listen; 0.0.0.0: all of the network')
     add('--port', type=int, help='default: the first that is free from 7860')
-    add('--device', default='cpu', help=DEVICE)
+    add('--device', help=DEVICE)
     args = parser.parse_args(argv)
     if len(args.models) % 2:
         parser.error(f'each CONFIG needs its CHECKPOINT; {args.models[-1]!r} has none')

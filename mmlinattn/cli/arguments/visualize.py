@@ -24,7 +24,7 @@ def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
     add('--position', nargs=2, type=int, metavar=('X', 'Y'),
         help='pixel of the resized image in the middle of the rings; default: the best box'
         )  # fmt: skip
-    add('--device', default='cpu', help=DEVICE)
+    add('--device', help=DEVICE)
     args = parser.parse_args(argv)
     check_positive(parser, args, 'queries')
     if not args.image.is_file():
