@@ -85,7 +85,7 @@ def staged_folder(path: Path) -> Iterator[Path]:
         if staging.exists():
             os.replace(staging, path)
     except OSError as error:
-        if error.filename is not None:
+        if error.errno is None or error.filename is not None:  # not of the disk
             raise
         raise WriteError(f'{path} cannot be written: {error.strerror or error}') from error
     finally:
