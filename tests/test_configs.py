@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Dict, List, Tuple
@@ -554,6 +555,17 @@ METHODS = [path.parent.name for path in FOLDER.glob('*/metafile.yml')]
 def test_the_index_that_mim_reads(root):
     imported = mmengine.load(root / 'model-index.yml')['Import']
     assert imported == [f'configs/{method}/metafile.yml' for method in sorted(METHODS)]
+
+
+def test_configs_of_the_frameworks_that_readmes_name_exist():
+    named = {
+        match
+        for path in FOLDER.glob('*/README.md')
+        for match in re.findall(r'(mm\w+)::([\w./-]+\.py)', path.read_text())
+    }
+    folders = {p: Path(find_spec(p).origin).parent / '.mim/configs' for p, _ in named}
+    assert len(named) > 10
+    assert [(p, file) for p, file in named if not (folders[p] / file).is_file()] == []
 
 
 def test_shapes_configs_name_the_classes_that_the_generator_draws(root):

@@ -11,8 +11,8 @@ model = dict(
 )
 # The release averages the weights, decay 0.9996 for 4096 images a step, and keeps the best epoch of
 # the model and its average. Its distillation from the average (MESA) is not here.
-# Each GPU has batch norms of its own. The release tests with the statistics of the first one, here
-# with their mean.
+# Each GPU has batch norms of its own. The release broadcasts the statistics of the first one, here
+# a test of the model has their mean.
 custom_hooks = [
     dict(type='ModelEMAHook', momentum=1 - 0.9996**0.25, update_buffers=True),
     dict(type='SyncBuffersHook'),
