@@ -183,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--seconds', type=float, default=1.0, help='of each measurement')
-    parser.add_argument('--docs', action='store_true', help='write docs/benchmarks.md')
+    parser.add_argument('--docs', action='store_true', help='write docs/benchmarks/host.md')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     record = machine.facts('host.py', [*argv], torch.device('cpu'))

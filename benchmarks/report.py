@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parent.parent / 'docs'
-PAGE = 'benchmarks.md'
-END = '<!-- end of benchmark -->'
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
@@ -43,20 +41,8 @@ def _plotted(results: Sequence[Result], context: dict) -> List[List[Result]]:
     return [group for group in shown if any(not result.skipped for result in group)]
 
 
-def begin(name: str) -> str:
-    """Return the line above a benchmark in ``docs/benchmarks.md``."""
-    return f'<!-- benchmark: {name} -->'
-
-
-def check_place(name: str, redraw: bool) -> None:
-    """Raise ValueError if ``docs/benchmarks.md`` has no place for a benchmark, or no results."""
-    tables.replaced((DOCS / PAGE).read_text(), begin(name), END, [])
-    if redraw and not (DOCS / 'benchmarks' / f'{name}.json').is_file():
-        raise ValueError(f'there is no docs/benchmarks/{name}.json: measure it with --docs {name}')
-
-
 def publish(name: str, record: dict) -> None:
-    """Write ``docs/benchmarks/NAME.json``, and show it in ``docs/benchmarks.md``.
+    """Write ``docs/benchmarks/NAME.json``, and the page and plots that show it.
 
     Args:
         record: ``command`` and other facts, and one of ``results``, those of ``results.json``;
@@ -67,10 +53,13 @@ def publish(name: str, record: dict) -> None:
 
 
 def redraw(name: str) -> None:
-    """Write tables and plots of ``docs/benchmarks/NAME.json`` into ``docs/benchmarks.md``."""
+    """Write ``docs/benchmarks/NAME.md`` and the plots of ``docs/benchmarks/NAME.json``.
+
+    Raises:
+        FileNotFoundError: there is no such record.
+    """
     draw(name, DOCS / 'images')
-    page = DOCS / PAGE
-    page.write_text(tables.replaced(page.read_text(), begin(name), END, published(name)))
+    (DOCS / 'benchmarks' / f'{name}.md').write_text('\n'.join([*published(name), '']))
 
 
 def draw(name: str, folder: Path) -> None:
@@ -84,8 +73,10 @@ def draw(name: str, folder: Path) -> None:
 
 
 def published(name: str) -> List[str]:
-    """Return the lines that show ``docs/benchmarks/NAME.json``."""
-    return shown(name, json.loads((DOCS / 'benchmarks' / f'{name}.json').read_text()))
+    """Return the lines of the page that shows ``docs/benchmarks/NAME.json``."""
+    record = json.loads((DOCS / 'benchmarks' / f'{name}.json').read_text())
+    title = f'# Benchmark {name}'
+    return [title, '', '[What it compares](../benchmarks.md)', '', *shown(name, record)]
 
 
 def shown(name: str, record: dict) -> List[str]:
@@ -100,7 +91,7 @@ def shown(name: str, record: dict) -> List[str]:
     for heading, part in _parts(results).items():
         lines += ['', f'{heading}:', '', *table(part)]
         for group in _plotted(part, context):
-            picture = f'images/{name}_{_slug(group)}.png'
+            picture = f'../images/{name}_{_slug(group)}.png'
             lines += ['', f'![Time and memory, {_title(group)}]({picture})']
     return lines
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.cases import CASES, Setup, map_shape
 from benchmarks.machine import facts, parse_device
 from benchmarks.measure import keep_freed_memory
-from benchmarks.report import check_place, publish, redraw, write
+from benchmarks.report import DOCS, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
@@ -61,15 +61,12 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         help='on the CPU, of all threads, if other programs run; use with --threads 1')  # fmt: skip
     add('--no-plots', action='store_true', help='tables alone, for --docs')
     add('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
-    add('--docs', metavar='NAME', help='show the results in docs/benchmarks.md, too')
+    add('--docs', metavar='NAME', help='show the results in docs/benchmarks/NAME.md, too')
     add('--redraw', metavar='NAME',
         help='measure nothing: show docs/benchmarks/NAME.json again')  # fmt: skip
     args = parser.parse_args(argv)
-    try:
-        for name in filter(None, (args.docs, args.redraw)):
-            check_place(name, bool(args.redraw))
-    except ValueError as error:
-        parser.error(str(error))
+    if args.redraw and not (DOCS / 'benchmarks' / f'{args.redraw}.json').is_file():
+        parser.error(f'there is no docs/benchmarks/{args.redraw}.json: measure it with --docs')
     args.device = parse_device(args.device, parser)
     if args.head_dim % 4:
         parser.error(f'--head-dim must be a multiple of 4, got {args.head_dim}')
@@ -153,10 +150,10 @@ def main(argv: List[str]) -> int:
     print('Written:', *paths)
     failed = any(result.failed for result in results)
     if args.docs and failed:
-        print('docs/benchmarks.md is unchanged, since a baseline failed')
+        print(f'docs/benchmarks/{args.docs}.md is unchanged, since a baseline failed')
     elif args.docs:
         publish(args.docs, json.loads(paths[0].read_text()))
-        print('Written: docs/benchmarks.md')
+        print(f'Written: docs/benchmarks/{args.docs}.md')
     return int(failed)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import report, run, tables
+from benchmarks import report, run
 from benchmarks.cases import CASES, Baseline, Case, Setup, backbones
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
@@ -200,11 +200,11 @@ def test_runner_fails_where_baselines_disagree(tmp_path, monkeypatch, capsys):
     assert 'differs from a' in (tmp_path / 'results.md').read_text()
 
 
-def test_a_run_without_plots(benchmark_page, tmp_path, capsys):
+def test_a_run_without_plots(docs, tmp_path, capsys):
     argv = '--cases linear --tokens 16 --modes forward --rounds 1 --quick --no-plots --docs a'
     assert run.main([*argv.split(), '--out', str(tmp_path / 'out')]) == 0
     assert not [*tmp_path.rglob('*.png')]
-    text = benchmark_page.read_text()
+    text = (docs / 'benchmarks' / 'a.md').read_text()
     assert '| mmlinattn | ' in text and 'plots: ' not in text and '.png' not in text
 
 
@@ -256,40 +256,35 @@ def test_a_baseline_may_be_left_out_at_some_sizes():
     ]  # fmt: skip
 
 
-def test_page_shows_what_the_committed_results_give(root: Path, tmp_path: Path):
-    """Tables and pictures of docs/benchmarks.md that have a JSON file are drawn from it."""
-    text = (root / 'docs' / report.PAGE).read_text()
-    names = re.findall(r'^<!-- benchmark: (\S+) -->$', text, re.M)
-    assert sorted(names) == sorted(path.stem for path in (root / 'docs/benchmarks').glob('*.json'))
-    for name in names:
+def test_pages_show_what_the_committed_results_give(root: Path, tmp_path: Path):
+    """Tables and pictures of docs/benchmarks are drawn from the JSON file beside them."""
+    records = sorted((root / 'docs/benchmarks').glob('*.json'))
+    linked = re.findall(r'\(benchmarks/(\S+)\.md\)', (root / 'docs/benchmarks.md').read_text())
+    pages = (root / 'docs/benchmarks').glob('*.md')
+    assert {*linked} == {path.stem for path in pages} == {path.stem for path in records}
+    for record in records:
+        name, content = record.stem, json.loads(record.read_text())
         lines = report.published(name)
-        assert text == tables.replaced(text, report.begin(name), report.END, lines), '--redraw'
-        pictures = re.findall(r'\(images/(.*\.png)\)', '\n'.join(lines))
-        records = root / f'docs/benchmarks/{name}.json'
-        content = json.loads(records.read_text())
+        assert record.with_suffix('.md').read_text() == '\n'.join([*lines, '']), '--redraw'
+        pictures = re.findall(r'\(../images/(.*\.png)\)', '\n'.join(lines))
         assert bool(pictures) == (content.get('plots', True) and 'results' in content)
         report.draw(name, tmp_path)
         drawn = {path.name for path in (root / 'docs/images').glob(f'{name}_*.png')}
         assert drawn == {*pictures}
         for picture in pictures:
-            check_picture(root / 'docs/images' / picture, tmp_path / picture, records)
+            check_picture(root / 'docs/images' / picture, tmp_path / picture, record)
 
 
-def test_results_are_shown_in_the_page(benchmark_page, tmp_path, capsys):
-    page = benchmark_page
+def test_results_are_shown_in_a_page(docs, tmp_path, capsys):
     words = '--cases linear --tokens 16 64 --rounds 1 --heads 1 --modes forward --quick --docs'
     assert run.main([*words.split(), 'a', '--out', str(tmp_path / 'out')]) == 0
+    page = docs / 'benchmarks' / 'a.md'
     text = page.read_text()
-    assert text.startswith('before\n') and text.endswith('after\n') and 'old' not in text
     assert f'python benchmarks/run.py {words} a' in text and '| 8x8, 64 tokens |' in text
-    assert '](images/a_linear-forward-1.png)' in text
-    assert (tmp_path / 'images' / 'a_linear-forward-1.png').is_file()
+    assert '](../images/a_linear-forward-1.png)' in text
+    assert (docs / 'images' / 'a_linear-forward-1.png').is_file()
     page.write_text(text.replace('| 8x8, ', '| 9x9, '))
     assert run.main(['--redraw', 'a']) == 0 and page.read_text() == text
-    (tmp_path / 'benchmarks' / 'a.json').unlink()
     with pytest.raises(SystemExit):
-        run.main(['--redraw', 'a'])
-    assert 'there is no docs/benchmarks/a.json' in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run.main([*words.split(), 'b'])
-    assert 'the page of docs/ must have one line <!-- benchmark: b -->' in capsys.readouterr().err
+        run.main(['--redraw', 'b'])
+    assert 'there is no docs/benchmarks/b.json' in capsys.readouterr().err

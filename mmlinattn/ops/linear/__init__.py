@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
+from ..common.feature_maps import FEATURE_MAPS
 from ..common.feature_maps import feature_map as get_feature_map
 from ..common.packed import PackedShapes, check_packed
 from ..common.rotary import Rotary, check_rotary
@@ -180,7 +181,8 @@ def _run(
             raise ValueError(f'{name} {rest}')
         check_packed(packed, q, mask, 2, 'q')
         check_rotary(rotary, q, packed)
-    get_feature_map(options.feature_map)  # raises an error if there is none
+    if options.feature_map not in FEATURE_MAPS:
+        get_feature_map(options.feature_map)  # raises
     chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
     if chosen == 'triton':
         return _run_kernels(q, k, v, options)
