@@ -7,6 +7,7 @@ answered as on the GPU; only the launch itself is replaced.
 import inspect
 import re
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -280,6 +281,15 @@ def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean):
         run(CALLS['mala'][1], torch.half, 64)
     assert len(seen) == 12
     assert len(starts) == 12 - 2  # the reduction reads new tensors alone
+
+
+def test_launches_go_to_the_device_of_the_tensors(monkeypatch, clean):
+    fake_gpu(monkeypatch, 'H100')
+    entered = []
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 1)
+    monkeypatch.setattr(torch.cuda, 'device', lambda index: entered.append(index) or nullcontext())
+    run(CALLS['linear'][1], torch.half, 64)
+    assert entered == [0, 0]  # forward and backward
 
 
 @pytest.mark.parametrize('call', ['walk', 'ripple', 'adaptive'])
