@@ -12,7 +12,7 @@ from ..common.feature_maps import feature_map as get_feature_map
 from ..common.packed import PackedShapes, check_packed
 from ..common.rotary import Rotary, check_rotary
 from .options import LinearOptions
-from .reference import linear_reference, mala_reference, rala_reference
+from .reference import linear_reference, mala_reference
 from .torch_impl import linear_torch, unnormalised_attention
 
 __all__ = ['linear_attention', 'mala_attention', 'rala_attention', 'unnormalised_attention']
@@ -113,7 +113,7 @@ def rala_attention(
         key_padding_mask, eps, feature_map, rotary, rank_augmented=True,
         token_weights=token_weights, num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
-    return _run('rala_attention', backend, rala_reference, q, k, v, options)
+    return _run('rala_attention', backend, linear_reference, q, k, v, options)
 
 
 def mala_attention(
