@@ -169,6 +169,15 @@ def test_kernels_say_what_they_cannot(d, m, message):
         adaptive_features(q, k, *parameters(d, m), backend='triton')
 
 
+@needs_kernels
+def test_kernels_need_as_many_keys_as_queries_and_no_float64():
+    q, learnt = torch.randn(1, 1, 5, 16, device=DEVICE), parameters(16, 16)
+    with pytest.raises(BackendError, match='different numbers of queries and keys'):
+        adaptive_features(q, q[:, :, 1:], *learnt, backend='triton')
+    with pytest.raises(BackendError, match='got float64 parameters'):
+        adaptive_features(q, q, *(x.double() for x in learnt), backend='triton')
+
+
 def test_a_layer_whose_output_is_wrapped_calls_it():
     feature_map = build_feature_map('AdaptiveFeatures', 8, 2)
     x = torch.randn(1, 2, 3, 8)
