@@ -241,6 +241,11 @@ def test_every_operator_reaches_its_launches(monkeypatch, clean, gpu, call, dtyp
     assert names == 2 * [*forward, *backward]
 
 
+def test_rows_of_the_table_by_gpu():
+    found = {name: partition.architecture(gpu) for name, gpu in GPUS.items()}
+    assert found.pop('H100') == 'sm_90' and set(found.values()) == {'sm_80'}
+
+
 @pytest.mark.parametrize('gpu, launches', [('H100', 3), ('RTX 4090', 3), ('V100', 0)])
 def test_auto_depends_on_the_device(monkeypatch, clean, gpu, launches):
     seen = fake_gpu(monkeypatch, gpu)
