@@ -1,8 +1,7 @@
 """Compile the kernels for GPUs that are not there and print what they take; without interpreter.
 
-By hand, from the root of the repository (the whole report takes half an hour on a core)::
+By hand, from the root of the repository (the whole check takes half an hour on a core)::
 
-    python tests/test_ops/compile_kernels.py report --widths 64 --dtypes half
     python tests/test_ops/compile_kernels.py check --names kv_state  # against the table
     python tests/test_ops/compile_kernels.py rows --names kv_state  # new rows of the table
 
@@ -269,23 +268,15 @@ def each(args):
                             yield name, width, num_anchors, dtype_class, arch
 
 
-def print_report(args):
-    for case in each(args):
-        name, width, num_anchors, dtype_class, arch = case
-        config = launch_table.find(f'sm_{arch}', name, DTYPES[dtype_class], width, num_anchors)
-        if config is not None:
-            print(f'{name:<24}', *case[1:], *config[:3], report(*case, config), flush=True)
-
-
 def main(words):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('task', choices=['report', 'check', 'rows', 'units'])
+    parser.add_argument('task', choices=['check', 'rows', 'units'])
     parser.add_argument('--names', nargs='*', choices=list(CASES))
     parser.add_argument('--widths', nargs='*', type=int, default=list(WIDTHS))
     parser.add_argument('--dtypes', nargs='*', default=list(DTYPES))
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
     args = parser.parse_args(words)
-    tasks = dict(report=print_report, check=check_table, rows=print_rows, units=check_units)
+    tasks = dict(check=check_table, rows=print_rows, units=check_units)
     tasks[args.task](args)
 
 

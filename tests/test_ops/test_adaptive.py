@@ -169,6 +169,28 @@ def test_kernels_say_what_they_cannot(d, m, message):
         adaptive_features(q, k, *parameters(d, m), backend='triton')
 
 
+@needs_kernels
+def test_compiled_code_that_uses_one_of_both():
+    q, k = torch.randn(2, 1, 1, 20, 16, device=DEVICE).requires_grad_().unbind()
+    learnt = parameters(16, 16)
+
+    def features_of_k(q, k):
+        return adaptive_features(q, k, *learnt, backend='triton')[1]
+
+    compiled = torch.compile(features_of_k, fullgraph=True, backend='aot_eager')
+    ours, theirs = (torch.autograd.grad(f(q, k).sum(), (q, k)) for f in (compiled, features_of_k))
+    torch.testing.assert_close(ours, theirs)
+
+
+@needs_kernels
+def test_kernels_need_as_many_keys_as_queries_and_no_float64():
+    q, learnt = torch.randn(1, 1, 5, 16, device=DEVICE), parameters(16, 16)
+    with pytest.raises(BackendError, match='different numbers of queries and keys'):
+        adaptive_features(q, q[:, :, 1:], *learnt, backend='triton')
+    with pytest.raises(BackendError, match='got float64 parameters'):
+        adaptive_features(q, q, *(x.double() for x in learnt), backend='triton')
+
+
 def test_a_layer_whose_output_is_wrapped_calls_it():
     feature_map = build_feature_map('AdaptiveFeatures', 8, 2)
     x = torch.randn(1, 2, 3, 8)

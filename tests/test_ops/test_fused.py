@@ -676,6 +676,13 @@ def test_ripple_kernels_say_what_they_cannot(groups, max_distance, message):
         ripple_attention(q, k, v, weights, hw_shape=(4, 5), groups=groups, backend='triton')
 
 
+def test_an_empty_batch_has_no_kernel():
+    q = torch.zeros(0, 2, 20, 16, device=DEVICE)
+    with pytest.raises(BackendError, match=r'kernels need tokens, got \(0, 2, 20, 16\)'):
+        linear_attention(q, q, q, backend='triton')
+    assert linear_attention(q, q, q).shape == q.shape
+
+
 def test_too_many_anchors_have_no_kernel():
     q, k, v = torch.randn(3, 1, 1, 20, 16, device=DEVICE)
     anchors = torch.randn(1, 129, 16, device=DEVICE)

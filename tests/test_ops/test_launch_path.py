@@ -7,6 +7,7 @@ answered as on the GPU; only the launch itself is replaced.
 import inspect
 import re
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -240,6 +241,11 @@ def test_every_operator_reaches_its_launches(monkeypatch, clean, gpu, call, dtyp
     assert names == 2 * [*forward, *backward]
 
 
+def test_rows_of_the_table_by_gpu():
+    found = {name: partition.architecture(gpu) for name, gpu in GPUS.items()}
+    assert found.pop('H100') == 'sm_90' and set(found.values()) == {'sm_80'}
+
+
 @pytest.mark.parametrize('gpu, launches', [('H100', 3), ('RTX 4090', 3), ('V100', 0)])
 def test_auto_depends_on_the_device(monkeypatch, clean, gpu, launches):
     seen = fake_gpu(monkeypatch, gpu)
@@ -280,6 +286,15 @@ def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean):
         run(CALLS['mala'][1], torch.half, 64)
     assert len(seen) == 12
     assert len(starts) == 12 - 2  # the reduction reads new tensors alone
+
+
+def test_launches_go_to_the_device_of_the_tensors(monkeypatch, clean):
+    fake_gpu(monkeypatch, 'H100')
+    entered = []
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 1)
+    monkeypatch.setattr(torch.cuda, 'device', lambda index: entered.append(index) or nullcontext())
+    run(CALLS['linear'][1], torch.half, 64)
+    assert entered == [0, 0]  # forward and backward
 
 
 @pytest.mark.parametrize('call', ['walk', 'ripple', 'adaptive'])

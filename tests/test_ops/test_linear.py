@@ -67,6 +67,7 @@ def test_half_precision_accumulates_in_float32(dtype, tolerance):
         (dict(k=torch.rand(1, 2, 6, 7)), ValueError, r'k has shape \(1, 2, 6, 7\)'),
         (dict(v=torch.rand(1, 2, 5, 8)), ValueError, r'v must .* \(1, 2, 6, d_v\), got \(1, 2, 5'),
         (dict(v=torch.rand(1, 2, 6, 8).double()), ValueError, 'v is torch.float64'),
+        (dict(k=torch.rand(1, 2, 6, 8, device='meta')), ValueError, 'k is .* on meta, q .* on cpu'),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(backend='quick'), ValueError, "'quick'"),
         (dict(feature_map='exp'), ValueError, "feature_map must be one of .* got 'exp'"),

@@ -76,6 +76,10 @@ def test_given_weights_are_those_of_each_token():
             *(x[:, :, part] for x in (q, k, v)), token_weights=weights[..., part]
         )
         torch.testing.assert_close(out[:, :, part], alone)
+    ones = torch.ones(1, 1, 1, dtype=torch.float64)
+    shared = rala_attention(q, k, v, packed=packed, token_weights=ones)
+    each = rala_attention(q, k, v, packed=packed, token_weights=ones.expand(1, 2, 10))
+    torch.testing.assert_close(shared, each)
 
 
 @pytest.mark.parametrize('name', OPERATORS)

@@ -165,6 +165,20 @@ def test_half_types(name, dtype, tolerance, chunk, mask, monkeypatch):
         assert (portable.double() - reference).norm() <= tolerance * reference.norm()
 
 
+@pytest.mark.parametrize('name', [x for x in OPERATORS if x not in ('nystrom', 'random walk')])
+def test_a_backward_pass_under_autocast(name, mask, monkeypatch):
+    """Between the anchors torch differentiates, whose products there follow autocast."""
+    monkeypatch.setattr(numerics, 'CPU_CHUNK', 1)
+    leaves = [x.float().requires_grad_() for x in leaves_of(name)]
+    out = OPERATORS[name][0](*leaves, mask=mask, backend='torch')
+    cotangent = torch.randn_like(out)
+    grads = []
+    for enabled in (False, True):
+        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
+            grads.append(torch.autograd.grad(out, leaves, cotangent, retain_graph=True))
+    torch.testing.assert_close(*grads)
+
+
 def test_tokens_are_one_piece_where_operations_are_watched(monkeypatch):
     monkeypatch.setattr(numerics, 'CPU_CHUNK', 1)
     x = torch.zeros(1, 1, 1000, 8)

@@ -25,6 +25,13 @@ def test_rotation_is_multiplication_by_a_complex_phase():
                 assert abs(complex(*axes[:, at, t]) - phase) < 1e-6
 
 
+def test_strides_that_no_complex_number_has():
+    x = torch.randn(6, 9)
+    for part in (x[:, :8], x[:, 1:], x.flatten()[:53].as_strided((6, 8), (8, 1), 3)):
+        turned = apply_rotary(part, Rotary((2, 3), 8))
+        torch.testing.assert_close(turned, apply_rotary(part.clone(), Rotary((2, 3), 8)))
+
+
 @pytest.mark.parametrize('dtype, error', [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 def test_half_types_and_their_gradients(dtype, error):
     rotary = Rotary((3, 4), 8)

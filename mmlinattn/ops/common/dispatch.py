@@ -45,7 +45,7 @@ class BackendError(RuntimeError):
 
 
 def choose_backend(
-    operator: str, backend: str, q: Tensor, kernels: Optional[Callable[[], ModuleType]] = None,
+    operator: str, backend: str, q: Tensor, kernels: Optional[Callable[[], Any]] = None,
     *args: Any, algorithms: Tuple[str, ...] = (),
 ) -> str:  # fmt: skip
     """Return the implementation that a call runs.
@@ -53,9 +53,9 @@ def choose_backend(
     Args:
         operator: name of the operator, for error messages.
         q: first tensor of the call; its device decides.
-        kernels: returns the module with the kernels, called only where they are wanted, so that it
-            may import Triton. Its ``unsupported_reason(*args)`` says why they cannot serve the
-            call, or is None. None for an operator without kernels.
+        kernels: returns the :class:`.launch.KernelOperator`, called only where it is wanted, so
+            that it may import Triton. Its ``unsupported_reason(*args)`` says why the kernels cannot
+            serve the call, or is None. None for an operator without kernels.
         algorithms: further values that ``backend`` may have.
 
     Raises:

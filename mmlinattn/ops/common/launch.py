@@ -105,6 +105,7 @@ class KernelOperator(NamedTuple):
     """The kernels of an operator, constant ``OPERATOR`` of the module that holds them.
 
     Attributes:
+        unsupported_reason: returns why the kernels cannot serve a call, or None if they can.
         forward: computes the results ``[*outputs, *states]`` from ``(options, *tensors)``.
         backward: computes the gradients of the first tensors from
             ``(options, grads, tensors, saved)``.
@@ -117,6 +118,7 @@ class KernelOperator(NamedTuple):
             ``saved`` are the others.
     """
 
+    unsupported_reason: Callable[..., Optional[str]]
     forward: Callable[..., List[Tensor]]
     backward: Callable[..., Sequence[Tensor]]
     fake: Callable[..., List[Tensor]]

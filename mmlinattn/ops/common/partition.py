@@ -17,8 +17,7 @@ MIN_DIM, MAX_DIM = 16, 128
 def architecture(device: Any) -> str:
     """Return the row of :mod:`.launch_table` for a GPU, by the properties that torch knows."""
     # Consumer GPUs of newer architectures have as little shared memory as sm_80, or less.
-    is_large = device.major >= 9 and device.shared_memory_per_block_optin >= 227 * 1024
-    return 'sm_90' if is_large else 'sm_80'
+    return 'sm_90' if device.shared_memory_per_block_optin >= 227 * 1024 else 'sm_80'
 
 
 class Partition(NamedTuple):

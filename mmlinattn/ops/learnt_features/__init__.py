@@ -1,7 +1,6 @@
 """Learnt feature map of ripple attention."""
 
-from types import ModuleType
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 from torch import Tensor
@@ -69,9 +68,9 @@ def adaptive_features(
             raise ValueError(f'{name} must be floats on {q.device}, got {found}')
 
     tensors = q, k, frequencies, weight, bias
-    chosen = choose_backend('adaptive_features', backend, q, _kernels, *tensors)
+    chosen = choose_backend('adaptive_features', backend, q, _operator, *tensors)
     if chosen == 'triton':
-        return _kernels().OPERATOR((), q, k, *[x.contiguous() for x in tensors[2:]])
+        return _operator()((), q, k, *[x.contiguous() for x in tensors[2:]])
     return _adaptive_torch(*tensors)  # the definition is the fastest form in torch
 
 
@@ -97,7 +96,8 @@ def sines_and_cosines(x: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([phase.sin(), phase.cos()], -1)
 
 
-def _kernels() -> ModuleType:
-    from . import triton_kernels
+def _operator() -> Any:
+    """Return the :class:`..common.launch.KernelOperator`; this imports Triton."""
+    from .triton_kernels import OPERATOR
 
-    return triton_kernels
+    return OPERATOR

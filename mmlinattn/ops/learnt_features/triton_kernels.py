@@ -265,5 +265,6 @@ def _fake(options: tuple, *tensors: Any) -> List[Tensor]:
 
 
 OPERATOR = KernelOperator(
-    forward, backward, _fake, tuple, num_sizes=0, num_outputs=2, num_gradients=5, num_unsaved=0,
+    unsupported_reason, forward, backward, _fake, tuple, num_sizes=0, num_outputs=2,
+    num_gradients=5, num_unsaved=0,
 )  # fmt: skip

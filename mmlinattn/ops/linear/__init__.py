@@ -1,7 +1,6 @@
 """Linear attention, rank-augmented (RALA), magnitude-aware (MALA) and unnormalised."""
 
-from types import ModuleType
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from ..common.feature_maps import feature_map as get_feature_map
 from ..common.packed import PackedShapes, check_packed
 from ..common.rotary import Rotary, check_rotary
 from .options import LinearOptions
-from .reference import linear_reference, mala_reference, rala_reference
+from .reference import linear_reference, mala_reference
 from .torch_impl import linear_torch, unnormalised_attention
 
 __all__ = ['linear_attention', 'mala_attention', 'rala_attention', 'unnormalised_attention']
@@ -114,7 +113,7 @@ def rala_attention(
         key_padding_mask, eps, feature_map, rotary, rank_augmented=True,
         token_weights=token_weights, num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
-    return _run('rala_attention', backend, rala_reference, q, k, v, options)
+    return _run('rala_attention', backend, linear_reference, q, k, v, options)
 
 
 def mala_attention(
@@ -183,7 +182,7 @@ def _run(
         check_rotary(rotary, q, packed)
     if options.feature_map not in FEATURE_MAPS:
         get_feature_map(options.feature_map)  # raises
-    chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
+    chosen = choose_backend(operator, backend, q, _operator, q, v, options)
     if chosen == 'triton':
         return _run_kernels(q, k, v, options)
     form = linear_torch if chosen == 'torch' else form
@@ -194,14 +193,15 @@ def _run(
     return torch.cat([form(*image).transpose(1, 2) for image in images], 1).transpose(1, 2)
 
 
-def _kernels() -> ModuleType:
-    from . import triton_kernels
+def _operator() -> Any:
+    """Return the :class:`..common.launch.KernelOperator`; this imports Triton."""
+    from .triton_kernels import OPERATOR
 
-    return triton_kernels
+    return OPERATOR
 
 
 def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    kernels, rotary, packed, kind = _kernels(), options.rotary, options.packed, options.kind
+    operator, rotary, packed, kind = _operator(), options.rotary, options.packed, options.kind
     axes = images = None
     width = longest = 0
     if rotary is not None:
@@ -209,8 +209,8 @@ def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Ten
         width = 0 if packed is not None else rotary.hw_shape[1]  # type: ignore[index]
     if packed is not None:
         images, longest = packed.table(q.shape[3] // 4, q.device), max(packed.lengths)
-    kernel_options = kernels.KernelOptions(
+    kernel_options = operator.options(
         width, longest, kind, options.feature_map, float(options.eps),
         mean_normaliser=kind != '' or options.mean_normaliser, cross=options.num_keys is not None,
     )  # fmt: skip
-    return kernels.OPERATOR(kernel_options, q, k, v, options.key_padding_mask, images, axes)
+    return operator(kernel_options, q, k, v, options.key_padding_mask, images, axes)

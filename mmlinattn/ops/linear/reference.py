@@ -1,6 +1,6 @@
 """Definitions of linear attention, RALA and MALA, N x N: short, slow, exact in float64."""
 
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 from torch import Tensor
@@ -12,30 +12,15 @@ from .options import LinearOptions
 
 
 def linear_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    """Compute :func:`mmlinattn.ops.linear_attention` by its definition."""
-    phi = FEATURE_MAPS[options.feature_map]
-    mask, eps = options.key_padding_mask, options.eps
-    q, k = phi(q), zero_padding(phi(k), mask)
-    if options.mean_normaliser:
-        keep = k.new_ones(k.shape[0], k.shape[2]) if mask is None else (~mask).to(q.dtype)
-        eps = eps * keep.sum(-1).clamp(min=1)[:, None, None, None]
+    """Compute :func:`mmlinattn.ops.linear_attention`, or RALA, by its definition."""
+    q, k = _features(q, k, options)
+    eps: Any = options.eps
+    if options.mean_normaliser or options.rank_augmented:
+        eps = eps * _real_tokens(k, options)[1][..., None]  # of a mean, which is a sum here
     normaliser = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) + eps
     q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
     kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
     return kernel @ v / normaliser
-
-
-def rala_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    """Compute :func:`mmlinattn.ops.rala_attention` by its definition, token by token."""
-    phi = FEATURE_MAPS[options.feature_map]
-    q, k = phi(q), phi(k)
-    _, count = _real_tokens(k, options)
-    k = k * _rala_weights(q, k, options)[..., None]
-
-    denominator = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) / count[..., None] + options.eps
-    q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
-    kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
-    return kernel @ v / count[..., None] / denominator
 
 
 def kv_sum(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
@@ -45,12 +30,15 @@ def kv_sum(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
     The scale is that of the equation in :func:`mmlinattn.ops.linear_attention`: a sum, no mean.
     Queries, which matter for RALA, and keys are (B, heads, N, m), S is (B, heads, m, d_v).
     """
-    phi = FEATURE_MAPS[options.feature_map]
-    q, k = phi(q), phi(k)
-    ranked = options.rank_augmented
-    weights = _rala_weights(q, k, options) if ranked else _real_tokens(k, options)[0]
-    k = k * weights[..., None]
+    _, k = _features(q, k, options)
     return apply_rotary(k, options.rotary).transpose(-2, -1) @ v
+
+
+def _features(q: Tensor, k: Tensor, options: LinearOptions) -> Tuple[Tensor, Tensor]:
+    """Return phi(q) and ``a_j phi(k_j)``, where a_j is RALA's weight, else 1, and 0 for padding."""
+    phi = FEATURE_MAPS[options.feature_map]
+    q, k = phi(q), zero_padding(phi(k), options.key_padding_mask)
+    return q, k * _rala_weights(q, k, options)[..., None] if options.rank_augmented else k
 
 
 def _real_tokens(k: Tensor, options: LinearOptions) -> Tuple[Tensor, Tensor]:

@@ -492,4 +492,4 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     return [token_major(q), *(q.new_empty((*heads, *x), dtype=torch.float32) for x in shapes)]
 
 
-OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2)
+OPERATOR = KernelOperator(unsupported_reason, forward, backward, _fake, KernelOptions, num_sizes=2)

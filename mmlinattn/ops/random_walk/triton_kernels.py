@@ -518,4 +518,6 @@ def _fake(options: Walk, *tensors: Any) -> List[Tensor]:
     return [token_major(q), sums, sums.new_empty((batch, heads, bm)), x]
 
 
-OPERATOR = KernelOperator(forward, backward, _fake, Walk, num_sizes=0, num_gradients=5)
+OPERATOR = KernelOperator(
+    unsupported_reason, forward, backward, _fake, Walk, num_sizes=0, num_gradients=5
+)

@@ -1,7 +1,6 @@
 """Ripple attention."""
 
-from types import ModuleType
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from torch import Tensor
 
@@ -93,12 +92,12 @@ def ripple_attention(
     hw_shape = _check(q, k, v, weights, hw_shape, key_padding_mask)
     options = RippleOptions(hw_shape, groups, key_padding_mask, eps)
     chosen = choose_backend(
-        'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
+        'ripple_attention', backend, q, _operator, q, v, weights, options, algorithms=ALGORITHMS
     )
     if chosen == 'triton':
-        kernels = _kernels()
-        kernel_options = kernels.KernelOptions(*hw_shape, float(eps))
-        return kernels.OPERATOR(kernel_options, q, k, v, weights, key_padding_mask)
+        operator = _operator()
+        kernel_options = operator.options(*hw_shape, float(eps))
+        return operator(kernel_options, q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
     if is_exporting():  # plain operations with the same result
@@ -108,10 +107,11 @@ def ripple_attention(
     return (ripple_tile if chosen == 'tile' else ripple_sat)(q, k, v, weights, options)
 
 
-def _kernels() -> ModuleType:
-    from . import triton_kernels
+def _operator() -> Any:
+    """Return the :class:`..common.launch.KernelOperator`; this imports Triton."""
+    from .triton_kernels import OPERATOR
 
-    return triton_kernels
+    return OPERATOR
 
 
 def softmax_ripple_attention(

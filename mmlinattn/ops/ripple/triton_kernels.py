@@ -488,4 +488,6 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     return [token_major(q), norm, sums, mass, box]
 
 
-OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4)
+OPERATOR = KernelOperator(
+    unsupported_reason, forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4
+)
