@@ -166,10 +166,6 @@ class Backbone(BaseModule):
         else:
             layer.reset_parameters()
 
-    def packed_unsupported_reason(self) -> Optional[str]:
-        """Return why the backbone does not take a list of images, or None if it does."""
-        return f'{type(self).__name__} convolves maps between its stages'
-
     def check_input(self, x: Tensor) -> None:
         """Raise TypeError or ValueError unless the input is a batch; a subclass checks more."""
         name = type(self).__name__

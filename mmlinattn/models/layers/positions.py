@@ -184,7 +184,6 @@ class StochasticPosition(LinearPosition):
 
     Args:
         num_realizations: R; d by default.
-        gated: False fixes the gates g at 0.
         seed: seed for evaluation.
     """
 
@@ -195,7 +194,6 @@ class StochasticPosition(LinearPosition):
         head_dim: int,
         num_heads: int,
         num_realizations: Optional[int] = None,
-        gated: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__(head_dim, num_heads)
@@ -203,7 +201,7 @@ class StochasticPosition(LinearPosition):
             'num_realizations', head_dim if num_realizations is None else num_realizations
         )
         self.seed = seed
-        self.gates = nn.Parameter(torch.randn(num_heads, head_dim, 1)) if gated else None
+        self.gates = nn.Parameter(torch.randn(num_heads, head_dim, 1))
 
     def position_codes(self, seed: Tensor, hw_shape: HW, dtype: torch.dtype) -> Sequence[Tensor]:
         """Return the processes of queries and keys, (heads, N, d, R), variance P_d(0)."""
@@ -217,12 +215,11 @@ class StochasticPosition(LinearPosition):
             seed = torch.full((), self.seed, device=q.device, dtype=torch.long)
         with no_autocast(q):
             codes = self.position_codes(seed, hw_shape, dtype)
-            if self.gates is not None:
-                gate = self.gates.to(dtype).sigmoid()[:, None]  # [h, 1, d, 1]
-                # One value for all positions, shared by queries and keys, has a kernel of ones.
-                shape = (self.num_heads, 1, self.head_dim, self.out_dims)
-                constant = gate.sqrt() * self.noise(seed, 1, shape, dtype)
-                codes = [(1 - gate).sqrt() * code + constant for code in codes]
+            gate = self.gates.to(dtype).sigmoid()[:, None]  # [h, 1, d, 1]
+            # One value for all positions, shared by queries and keys, has a kernel of ones.
+            shape = (self.num_heads, 1, self.head_dim, self.out_dims)
+            constant = gate.sqrt() * self.noise(seed, 1, shape, dtype)
+            codes = [(1 - gate).sqrt() * code + constant for code in codes]
             scale = (self.out_dims * self.head_dim) ** -0.25
             q, k = (
                 scale * torch.einsum('bhnd,hndr->bhnr', x.to(dtype), code)
