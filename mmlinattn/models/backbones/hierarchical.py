@@ -131,10 +131,6 @@ class HierarchicalBackbone(Backbone):
         """Normalise tokens (B, E + N, C) after stage ``i``, for its output and the next stage."""
         return tokens
 
-    def output_norm(self, i: int, tokens: Tensor) -> Tensor:
-        """Normalise the output of stage ``i``, tokens (B, E + N, C)."""
-        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
-
     def stage_parts(self, i: int) -> List[Part]:
         norm = [self.out_norms[str(i)]] if str(i) in self.out_norms else []
         return [self.downsample_layer(i), self.stages[i], *norm]
@@ -188,7 +184,8 @@ class HierarchicalBackbone(Backbone):
                 tokens = self.run_block(block, tokens, *args)
             tokens = self.stage_norm(i, tokens)
             if i in self.out_indices:
-                outs.append(self.format_output(self.output_norm(i, tokens), hw_shape, num_extra))
+                out = self.out_norms[str(i)](tokens) if self.out_norms else tokens
+                outs.append(self.format_output(out, hw_shape, num_extra))
             if i + 1 < len(self.stages):
                 x = tokens_to_map(tokens[:, num_extra:] if num_extra else tokens, hw_shape)
         return tuple(outs)
