@@ -32,6 +32,7 @@ class SMCAEncoderLayer(BaseModule):
             latter. Some attentions have an option for dropout on attention weights.
 
     Example:
+        >>> import torch
         >>> layer = SMCAEncoderLayer('RALA', embed_dims=32, num_heads=2, feedforward_channels=64)
         >>> layer(torch.randn(2, 35, 32), hw_shape=(5, 7)).shape
         torch.Size([2, 35, 32])
