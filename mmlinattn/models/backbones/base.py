@@ -42,6 +42,8 @@ class Backbone(BaseModule):
         architectures: architectures by the name that the paper gives.
         arch_sizes: the paper's name by size (``'tiny'``, ...), where it names them otherwise.
         arch_required, arch_defaults: keys of an architecture, and values of optional keys.
+        stage_name, input_name, input_shape: for messages.
+        has_cls_token: True if the backbone can have a class token.
 
     Raises:
         ValueError: the architecture or an option value is unknown.
@@ -152,7 +154,7 @@ class Backbone(BaseModule):
         raise NotImplementedError
 
     def layer_groups(self) -> List[List[nn.Module]]:
-        """Return the modules by depth: the stem, then each block with the downsampling before."""
+        """Return the modules by depth: stem, then each block with its downsampling; no norms."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:

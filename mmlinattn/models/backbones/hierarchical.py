@@ -96,6 +96,7 @@ class HierarchicalBackbone(Backbone):
             block: class of the blocks, called as ``block(embed_dims, num_heads, mlp_ratio,
                 attn_cfg, drop_path=..., **options)``.
             odd_block_options: further options of the blocks 1, 3, ...
+            options: options of all blocks.
         """
         sizes = [self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios')]
         cfgs = expand_attn_cfg(self.attn_cfgs[i], len(self.drop_paths[i]), 'layer')

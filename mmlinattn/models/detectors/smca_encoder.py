@@ -31,6 +31,9 @@ class SMCAEncoderLayer(BaseModule):
         dropout: dropout rate on the outputs of attention and feed-forward layer, and inside the
             latter. Some attentions have an option for dropout on attention weights.
 
+    Raises:
+        KeyError, TypeError, ValueError: errors of the attention.
+
     Example:
         >>> import torch
         >>> layer = SMCAEncoderLayer('RALA', embed_dims=32, num_heads=2, feedforward_channels=64)

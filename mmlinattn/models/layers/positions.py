@@ -91,7 +91,7 @@ class LearnedKeyPosition(LinearPosition):
     Positions are resized to maps of another size, padding included, by bicubic interpolation.
 
     Args:
-        map_size: side, or (H, W), of the map that the positions are for.
+        map_size: side, or (H, W), of the map that the positions are for, positive integers.
 
     Example:
         >>> position = LearnedKeyPosition(8, 2, map_size=(2, 3))
@@ -185,6 +185,9 @@ class StochasticPosition(LinearPosition):
     Args:
         num_realizations: R; d by default.
         seed: seed for evaluation.
+
+    Raises:
+        ValueError: ``num_realizations`` is not a positive integer.
     """
 
     supports_onnx = False
@@ -246,7 +249,7 @@ class SineSPE(StochasticPosition):
     DeiT-T; the Ripple paper's table 1 has 0.08.
 
     Args:
-        num_sines: number k of waves per channel.
+        num_sines: number k of waves per channel, a positive integer.
         kwargs: options of :class:`StochasticPosition`.
 
     Example:
@@ -287,9 +290,9 @@ class ConvSPE(StochasticPosition):
     is the correlation of the two filters, and 0 beyond their size.
 
     Args:
-        kernel_size: size of the filters, (rows, columns) or one number for both. The default of
-            200 taps adds 0.92 M parameters to a DeiT-T. The Ripple paper's table 1 has 0.93 and
-            does not state the filter size.
+        kernel_size: size of the filters, (rows, columns) or one number for both, positive
+            integers. The default of 200 taps adds 0.92 M parameters to a DeiT-T. The Ripple
+            paper's table 1 has 0.93 and does not state the filter size.
         kwargs: options of :class:`StochasticPosition`.
 
     Example:
