@@ -154,7 +154,7 @@ class Backbone(BaseModule):
         raise NotImplementedError
 
     def layer_groups(self) -> List[List[nn.Module]]:
-        """Return the modules by depth: stem, then each block with its downsampling; no norms."""
+        """Return modules by depth: stem, then blocks with their downsampling; no output norms."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:
