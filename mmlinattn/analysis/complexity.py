@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from inspect import signature
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Set, Tuple
 
 import torch
 from mmengine.model import BaseModel, BaseModule
@@ -250,13 +250,17 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        count = _products(func, args, kwargs, out)
-        if count is None and _may_have_products(func):
-            self.uncounted[func._schema.name.removesuffix('_')] += 1
-        extended = _elementwise(func, args, out) if count is None else count
+        name, count = func._schema.name.removesuffix('_'), 0
+        if func.overloadpacket in PRODUCTS:
+            # torch counts a multiplication and its addition as two.
+            count = PRODUCTS[func.overloadpacket](*args, **kwargs, out_val=out) // 2
+        elif SUSPICIOUS.match(name):
+            self.uncounted[name] += 1
+        elementwise = ELEMENTWISE.get(func.overloadpacket)
+        extended = count if elementwise is None else elementwise(args, out)
         conv_linear = count if count and self._has_weight(func, args) else 0
         for module in self._modules() if extended else ():
-            self.total[module] += count or 0
+            self.total[module] += count
             self.extended[module] += extended
             self.conv_linear[module] += conv_linear
         return out
@@ -273,26 +277,6 @@ class _Counter(TorchDispatchMode):
         """Return the names of the running module and its parents."""
         parts = self._running[-1].split('.')
         return {'', *('.'.join(parts[:i]) for i in range(1, len(parts) + 1))}
-
-
-def _products(func: OpOverload, args: tuple, kwargs: dict, out: Any) -> Optional[int]:
-    """Return the multiply-accumulates of one call, None for operators without a formula.
-
-    One multiplication with its addition counts as one; torch counts it as two operations.
-    """
-    formula = PRODUCTS.get(func.overloadpacket)
-    return None if formula is None else formula(*args, **kwargs, out_val=out) // 2
-
-
-def _elementwise(func: OpOverload, args: tuple, out: Any) -> int:
-    """Return the number that fvcore counts for a norm, resizing or pooling, 0 for the rest."""
-    formula = ELEMENTWISE.get(func.overloadpacket)
-    return 0 if formula is None else formula(args, out)
-
-
-def _may_have_products(func: OpOverload) -> bool:
-    """Return True if an operator without a formula may contain matrix products."""
-    return SUSPICIOUS.match(func._schema.name.removesuffix('_')) is not None
 
 
 def _matrix_vector(matrix: int) -> Callable:

@@ -10,7 +10,7 @@ from ..apis.sources import read_image
 from ..engine.config import load_config
 from ..engine.model import check_device, class_names, load_model
 from ..utils.command_line import errors_in_one_line
-from ..visualization.attention_maps import draw_decoder_maps, draw_ring_weights, record
+from ..visualization.attention_maps import draw_decoder_maps, record
 
 
 def run(args: argparse.Namespace) -> None:
@@ -21,23 +21,10 @@ def run(args: argparse.Namespace) -> None:
     with record(model) as seen:
         sample = inference_detector(model, str(args.image))
     height, width = sample.img_shape[:2]
-    if args.position:
-        x, y = args.position
-        if not (0 <= x < width and 0 <= y < height):
-            raise ValueError(f'--position {x} {y} is not on the resized image, {width} x {height}')
-    else:
-        cx, cy = seen.boxes[seen.best(1)[0], :2].tolist()
-        x, y = cx * width, cy * height
     image = cv2.resize(bgr[..., ::-1], (width, height))
     stride = model.decoder.stride
     path = args.out_dir / f'{args.image.stem}_decoder.png'
     print(draw_decoder_maps(path, image, seen, stride, classes, args.queries))
-    if not seen.ring_weights:
-        print('no attention of the encoder has spatial weights: no picture of rings')
-        return
-    row, column = (min(round(at / stride), cells - 1) for at, cells in zip((y, x), seen.hw_shape))
-    path = args.out_dir / f'{args.image.stem}_rings.png'
-    print(draw_ring_weights(path, image, seen, stride, (row, column)))
 
 
 def main(args: argparse.Namespace) -> int:

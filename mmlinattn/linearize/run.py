@@ -71,7 +71,7 @@ class Linearizer:
         self.out = Path(options.out)
         self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
         self.plan: StudentPlan = plan_student(cfg, options.attn, options.keep_softmax)
-        self._check_teacher()
+        check_complete(checkpoint, check_fits(checkpoint, build_model(cfg)))
         self.has_scores = options.score and cfg.get('val_dataloader') is not None
         if self.has_scores or options.finetune:
             check_run(cfg, *['train'] * options.finetune, *['val'] * self.has_scores)
@@ -138,10 +138,6 @@ class Linearizer:
             found.update(name.encode())
             found.update(weights[name].contiguous().view(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()[:16]
-
-    def _check_teacher(self) -> None:
-        report = check_fits(self.checkpoint, build_model(self.cfg))
-        check_complete(self.checkpoint, report)
 
     def _open(self) -> dict:
         """Make the folder, or return what the record of the run to continue has."""

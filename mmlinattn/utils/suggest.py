@@ -4,14 +4,13 @@ import difflib
 from typing import Dict, Iterable, List, Sequence
 
 
-def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     """Return '; did you mean X or Y?' with the most similar known names in any case, or ''.
 
     Args:
         name: the name that is not known.
         known: the names that are.
         count: maximum number of suggestions.
-        cutoff: least similarity, from 0 to 1.
 
     Example:
         >>> did_you_mean('RALVT', ['Ravlt', 'Swin'])
@@ -20,7 +19,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1, cutoff: float 
     spelt: Dict[str, List[str]] = {}
     for other in known:
         spelt.setdefault(other.lower(), []).append(other)
-    matches = difflib.get_close_matches(name.lower(), spelt, count, cutoff)
+    matches = difflib.get_close_matches(name.lower(), spelt, count)
     close = [other for match in matches for other in spelt[match]][:count]
     return f'; did you mean {" or ".join(close)}?' if close else ''
 

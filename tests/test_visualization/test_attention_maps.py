@@ -6,53 +6,27 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from torch import nn
 
 from mmlinattn import __main__ as program
-from mmlinattn.models.layers import ripple
-from mmlinattn.visualization import attention_maps
 from mmlinattn.visualization.attention_maps import (
     AttentionRecord,
     draw_decoder_maps,
-    draw_ring_weights,
     record,
-    ring_map,
 )
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
 from mmdet.structures import DetDataSample
 
 
-def test_ring_map_by_hand():
-    weights = torch.tensor([[5.0, 3.0, 1.0], [0.0, 1.0, 2.0]])
-    found = ring_map(weights, (1, 0), (3, 4))
-    assert found[0].tolist() == [[3, 3, 1, 1], [5, 3, 1, 1], [3, 3, 1, 1]]
-    assert found[1, 1].tolist() == [0, 1, 2, 2]
-    with pytest.raises(ValueError, match=r'position \(3, 0\) is not on a map of \(3, 4\)'):
-        ring_map(weights, (3, 0), (3, 4))
-
-
-def test_ring_map_of_logarithmic_groups():
-    """Rings end at distances 0, 1, 3."""
-    found = ring_map(torch.tensor([0.4, 0.3, 0.2, 0.1]), (1, 4), (3, 9), 'log')
-    row = torch.tensor([0.1, 0.2, 0.2, 0.3, 0.4, 0.3, 0.2, 0.2, 0.1])
-    assert torch.equal(found[1], row)
-    assert (ring_map(torch.tensor([7.0]), (1, 4), (3, 9), 'log') == 7).all()
-
-
 @pytest.fixture
 def build(root):
-    """build(config, **options of the attention): a detector, initialised, in eval mode."""
+    """build(config): a detector, initialised, in eval mode."""
 
-    def call(name, **attn_cfg):
+    def call(name):
         cfg = Config.fromfile(root / f'configs/smca/{name}.py')
-        cfg.model.encoder.layer_cfg.attn_cfg.update(attn_cfg)
         with DefaultScope.overwrite_default_scope('mmdet'):
             model = MODELS.build(cfg.model)
             model.init_weights()
-        for name, parameter in model.named_parameters():
-            if name.endswith('.units'):
-                nn.init.normal_(parameter)  # weights that differ
         return model.eval()
 
     return call
@@ -81,43 +55,6 @@ def test_record_keeps_what_the_decoder_used(model):
     best = seen.best(3)
     assert seen.scores[best[0]].max() == seen.scores.max() and len(best) == 3
     assert not model.decoder._forward_hooks
-
-
-@pytest.mark.parametrize('weights', ['stick', 'softmax', 'fixed', 'truncated'])
-def test_recorded_rings_are_those_of_the_operator(build, monkeypatch, weights):
-    model = build('smca-ripple_nano_shapes', weights=weights)
-    operator, used = ripple.ripple_attention, []
-
-    def keep(*tensors, **options):
-        used.append(tensors[3])
-        return operator(*tensors, **options)
-
-    monkeypatch.setattr(ripple, 'ripple_attention', keep)
-    with record(model) as seen:
-        forward(model)
-    for i in (0, 1):
-        torch.testing.assert_close(seen.ring_weights[i], used[i].reshape(4, 24, 5))
-
-
-@pytest.mark.parametrize('groups', ['chebyshev', 'log'])
-def test_rings_are_drawn(build, tmp_path, monkeypatch, groups):
-    model = build('smca-ripple_nano_shapes', groups=groups, max_distance=3)
-    with record(model) as seen:
-        forward(model)
-    assert sorted(seen.ring_weights) == [0, 1] and seen.ring_weights[0].shape == (4, 24, 4)
-    assert seen.ring_groups == {0: groups, 1: groups}
-    image = np.zeros((64, 96, 3), np.uint8)
-    drawn = []
-    draw_map = attention_maps._draw_map
-    monkeypatch.setattr(
-        attention_maps, '_draw_map', lambda *args: drawn.append(args) or draw_map(*args)
-    )
-    assert draw_ring_weights(tmp_path / 'rings.png', image, seen, 16, (1, 2)).is_file()
-    rings = dict(chebyshev=[2, 1, 0, 1, 2, 3], log=[2, 1, 0, 1, 2, 2])[groups]
-    expected = [w[1 * 6 + 2, rings] for i in (0, 1) for w in seen.ring_weights[i]]
-    assert torch.equal(torch.stack([args[2][1] for args in drawn]), torch.stack(expected))
-    for axes, *_ in drawn:
-        assert axes.lines[0].get_xydata().tolist() == [[16 * 2, 16 * 1]]
 
 
 def test_a_record_of_no_image_has_no_queries():
@@ -161,24 +98,12 @@ def visualize(root, build, tmp_path):
 def test_command_line(visualize, tmp_path, capsys):
     visualize('smca_nano_shapes')
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['image_decoder.png']
-    assert 'no picture of rings' in capsys.readouterr().out
-    for arguments in ((), ('--position', 95, 63)):
-        visualize('smca-ripple_nano_shapes', *arguments)
-        rings = tmp_path / 'out/image_rings.png'
-        assert cv2.imread(str(rings)).std() > 0
-        rings.unlink()
+    assert 'image_decoder.png' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    'arguments, message',
-    [
-        (('--position', 96, 0), r'--position 96 0 is not on the resized image, 96 x 64'),
-        (('--position', 0, -1), r'--position 0 -1 is not on'),
-        (('--queries', 0), r'--queries must be positive, got 0'),
-    ],
-)
-def test_command_line_refuses(visualize, tmp_path, capsys, arguments, message):
+def test_command_line_refuses(visualize, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
-        visualize('smca-ripple_nano_shapes', *arguments)
-    assert error.value.code == 2 and message in capsys.readouterr().err
+        visualize('smca_nano_shapes', '--queries', 0)
+    assert error.value.code == 2
+    assert '--queries must be positive, got 0' in capsys.readouterr().err
     assert not (tmp_path / 'out').exists()

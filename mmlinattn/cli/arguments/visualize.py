@@ -9,11 +9,7 @@ from .common import CHECKPOINT, CONFIG, DEVICE, check_positive
 
 
 def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
-    """Draw the attention maps of an SMCA detector.
-
-    The maps are those of its decoder and, if the encoder has ripple attention, the learnt weights
-    of the rings around a position.
-    """
+    """Draw the attention maps of the decoder of an SMCA detector."""
     parser = Parser('analyze attention', visualize_attention.__doc__, cfg_options=True)
     add = parser.add_argument
     add('config', help='config file of an SMCA detector')
@@ -21,9 +17,6 @@ def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
     add('image', type=Path, help='image file')
     add('--out-dir', type=Path, default=Path('work_dirs/attention'))
     add('--queries', type=int, default=4, help='how many, best first')
-    add('--position', nargs=2, type=int, metavar=('X', 'Y'),
-        help='pixel of the resized image in the middle of the rings; default: the best box'
-        )  # fmt: skip
     add('--device', help=DEVICE)
     args = parser.parse_args(argv)
     check_positive(parser, args, 'queries')

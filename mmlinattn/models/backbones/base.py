@@ -42,6 +42,8 @@ class Backbone(BaseModule):
         architectures: architectures by the name that the paper gives.
         arch_sizes: the paper's name by size (``'tiny'``, ...), where it names them otherwise.
         arch_required, arch_defaults: keys of an architecture, and values of optional keys.
+        stage_name, input_name, input_shape: for messages.
+        has_cls_token: True if the backbone can have a class token.
 
     Raises:
         ValueError: the architecture or an option value is unknown.
@@ -152,7 +154,7 @@ class Backbone(BaseModule):
         raise NotImplementedError
 
     def layer_groups(self) -> List[List[nn.Module]]:
-        """Return the modules by depth: the stem, then each block with the downsampling before."""
+        """Return modules by depth: stem, then blocks with their downsampling; no output norms."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:
@@ -165,10 +167,6 @@ class Backbone(BaseModule):
             trunc_normal_init(layer, std=0.02, bias=0)
         else:
             layer.reset_parameters()
-
-    def packed_unsupported_reason(self) -> Optional[str]:
-        """Return why the backbone does not take a list of images, or None if it does."""
-        return f'{type(self).__name__} convolves maps between its stages'
 
     def check_input(self, x: Tensor) -> None:
         """Raise TypeError or ValueError unless the input is a batch; a subclass checks more."""

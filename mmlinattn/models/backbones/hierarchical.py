@@ -100,6 +100,7 @@ class HierarchicalBackbone(Backbone):
             block: class or function, called as ``block(embed_dims, num_heads, mlp_ratio, attn_cfg,
                 drop_path=..., **options)``.
             odd_block_options: further options of the blocks 1, 3, ...
+            options: options of all blocks.
         """
         sizes = [self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios')]
         cfgs = expand_attn_cfg(self.attn_cfgs[i], len(self.drop_paths[i]), 'layer')
@@ -134,10 +135,6 @@ class HierarchicalBackbone(Backbone):
     def stage_norm(self, i: int, tokens: Tensor) -> Tensor:
         """Normalise tokens (B, E + N, C) after stage ``i``, for its output and the next stage."""
         return tokens
-
-    def output_norm(self, i: int, tokens: Tensor) -> Tensor:
-        """Normalise the output of stage ``i``, tokens (B, E + N, C)."""
-        return self.out_norms[str(i)](tokens) if self.out_norms else tokens
 
     def stage_parts(self, i: int) -> List[Part]:
         norm = [self.out_norms[str(i)]] if str(i) in self.out_norms else []
@@ -192,7 +189,8 @@ class HierarchicalBackbone(Backbone):
                 tokens = self.run_block(block, tokens, *args)
             tokens = self.stage_norm(i, tokens)
             if i in self.out_indices:
-                outs.append(self.format_output(self.output_norm(i, tokens), hw_shape, num_extra))
+                out = self.out_norms[str(i)](tokens) if self.out_norms else tokens
+                outs.append(self.format_output(out, hw_shape, num_extra))
             if i + 1 < len(self.stages):
                 x = tokens_to_map(tokens[:, num_extra:] if num_extra else tokens, hw_shape)
         return tuple(outs)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_sides
 from ...ops.common.packed import PackedShapes
 from ...utils import check_integer
-from ..layers import AttnCfg, BaseAttention
+from ..layers import AttnCfg
 from ..layers.residual import drop_path_rates
 from ..layers.token_layout import HwShape
 from .base import Backbone, Part
@@ -225,13 +225,6 @@ class ViT(Backbone):
     def num_extra_tokens(self, i: int) -> int:
         late = self.cls_token is not None and i >= self.cls_token_from
         return self.embed.num_extra_tokens + int(late)
-
-    def packed_unsupported_reason(self) -> Optional[str]:
-        for module in self.modules():
-            reason = isinstance(module, BaseAttention) and module.packed_unsupported_reason()
-            if reason:
-                return f'{type(module).__name__}: {reason}'
-        return None
 
     def forward(self, x: Union[Tensor, List[Tensor], Tuple[Tensor, ...]]) -> Tuple[Any, ...]:
         if isinstance(x, (list, tuple)):

@@ -30,6 +30,10 @@ class ViTPatchEmbed(BaseModule):
         pos_resize: see :func:`resize_positions`.
         bias: add a bias to the patches.
         norm_eps: eps of a LayerNorm of all tokens, as in CLIP; None for no norm.
+
+    Raises:
+        ValueError: ``num_registers`` is negative or no integer, or ``pos_resize`` is unknown; on
+            loading, positions cannot be resized.
     """
 
     def __init__(
@@ -148,6 +152,9 @@ def resize_positions(
         method: ``'bicubic'`` as transformers and MMPretrain; ``'antialias'``, with a low-pass
             filter where a side shrinks, as timm and the models with registers of DINOv2; or
             ``'offset'`` as the other models of DINOv2, whose scale is ``(new + 0.1) / old``.
+
+    Raises:
+        ValueError: an export with dynamic sizes and ``'offset'``, whose scale is a constant.
 
     Example:
         >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (14, 14), (20, 30), 1).shape

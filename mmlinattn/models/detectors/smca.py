@@ -96,7 +96,12 @@ class SMCA(DETR):
         """Prepare tokens, mask and positions as DETR, with the sizes that the decoder needs."""
         feat = img_feats[-1]
         hw_shape = tuple(feat.shape[-2:])
-        self._check_stride(hw_shape, batch_data_samples[0].batch_input_shape)
+        shape, stride = batch_data_samples[0].batch_input_shape, self.decoder.stride
+        if any(abs(side / stride - cells) >= 1 for side, cells in zip(shape, hw_shape)):
+            raise ValueError(
+                f'decoder.stride={stride} does not match the map {hw_shape} of an input of '
+                f'{tuple(shape)} pixels'
+            )
         encoder_inputs, decoder_inputs = super().pre_transformer(img_feats, batch_data_samples)
         sizes = [sample.img_shape[1::-1] for sample in batch_data_samples]
         encoder_inputs['hw_shape'] = hw_shape
@@ -105,14 +110,6 @@ class SMCA(DETR):
             sizes, dtype=accumulation_dtype(feat.dtype), device=feat.device
         )
         return encoder_inputs, decoder_inputs
-
-    def _check_stride(self, hw_shape: Sequence[int], input_shape: Sequence[int]) -> None:
-        stride = self.decoder.stride
-        if any(abs(side / stride - cells) >= 1 for side, cells in zip(input_shape, hw_shape)):
-            raise ValueError(
-                f'decoder.stride={stride} does not match the map {hw_shape} of an input of '
-                f'{tuple(input_shape)} pixels'
-            )
 
     def forward_encoder(
         self, feat: Tensor, feat_mask: Optional[Tensor], feat_pos: Tensor, hw_shape: Sequence[int]

@@ -87,7 +87,7 @@ class SMCADecoderLayer(BaseModule):
         feedforward_channels: hidden channels of the feed-forward layer.
         dropout: dropout rate on attention weights, on all three outputs, and inside the
             feed-forward layer.
-        dynamic_scale: ``'type1'`` to ``'type4'``, see :func:`gaussian_map`.
+        dynamic_scale: ``'type1'`` to ``'type3'``, see :func:`gaussian_map`.
         smooth: see :func:`gaussian_map`.
         cross_attn_cfg: config of another cross-attention, such as
             ``dict(type='LinearCrossAttention', attn_cfg='RALA')``, see

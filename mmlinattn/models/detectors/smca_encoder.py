@@ -31,7 +31,11 @@ class SMCAEncoderLayer(BaseModule):
         dropout: dropout rate on the outputs of attention and feed-forward layer, and inside the
             latter. Some attentions have an option for dropout on attention weights.
 
+    Raises:
+        KeyError, TypeError, ValueError: errors of the attention.
+
     Example:
+        >>> import torch
         >>> layer = SMCAEncoderLayer('RALA', embed_dims=32, num_heads=2, feedforward_channels=64)
         >>> layer(torch.randn(2, 35, 32), hw_shape=(5, 7)).shape
         torch.Size([2, 35, 32])

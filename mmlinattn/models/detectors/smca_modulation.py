@@ -8,7 +8,7 @@ from torch import Tensor
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 
 # Number of scale values per head.
-SCALES_PER_HEAD = dict(type1=0, type2=1, type3=2, type4=3)
+SCALES_PER_HEAD = dict(type1=0, type2=1, type3=2)
 
 
 def gaussian_map(
@@ -18,21 +18,19 @@ def gaussian_map(
 
     With dx, dy the distances of a cell from the centre, the map is ``-e / smooth``, where e is
 
-    ===========  =====================================  ==========================
-    last dim     e                                      option ``dynamic_scale``
-    ===========  =====================================  ==========================
-    no scales    dx^2 + dy^2                            ``'type1'``
-    1            s (dx^2 + dy^2)                        ``'type2'``
-    2            s_x dx^2 + s_y dy^2                    ``'type3'``, as released
-    3            s_x dx^2 + s_y dy^2 + s_xy dx^2 dy^2   ``'type4'``
-    ===========  =====================================  ==========================
+    =========  ===================  ==========================
+    last dim   e                    option ``dynamic_scale``
+    =========  ===================  ==========================
+    no scales  dx^2 + dy^2          ``'type1'``
+    1          s (dx^2 + dy^2)      ``'type2'``
+    2          s_x dx^2 + s_y dy^2  ``'type3'``, as released
+    =========  ===================  ==========================
 
-    Cells have integer coordinates: cell i lies at i, not at i + 0.5. Without the product dx^2 dy^2
-    the map is computed as the sum of one part along x and one along y.
+    Cells have integer coordinates: cell i lies at i, not at i + 0.5.
 
     Args:
         centers: (B, Q, heads, 2), x and y in cells; may lie outside of the map.
-        scales: (B, Q, heads, 1 to 3), not negative; larger scales are narrower. None means 1.
+        scales: (B, Q, heads, 1 or 2), not negative; larger scales are narrower. None means 1.
         hw_shape: (H, W) of the map.
         smooth: divisor; with scale 1 the standard deviation is ``sqrt(smooth / 2)`` cells.
 
@@ -47,8 +45,8 @@ def gaussian_map(
         >>> gaussian_map(torch.tensor([[[[1.0, 0.0]]]]), None, (1, 3), smooth=2.0)
         tensor([[[[-0.5000, -0.0000, -0.5000]]]])
     """
-    if scales is not None and scales.shape[-1] not in (1, 2, 3):
-        raise ValueError(f'scales must have 1 to 3 values per head, got {tuple(scales.shape)}')
+    if scales is not None and scales.shape[-1] not in (1, 2):
+        raise ValueError(f'scales must have 1 or 2 values per head, got {tuple(scales.shape)}')
     height, width = hw_shape
     with no_autocast(centers):
         dtype = accumulation_dtype(centers.dtype)
@@ -58,14 +56,10 @@ def gaussian_map(
         dx2, dy2 = (x - columns).square(), (y - rows).square()  # [B, heads, Q, W], [.., H]
         along_x, along_y = dx2, dy2
         if scales is not None:
-            scales = scales.to(dtype).transpose(1, 2)  # [B, heads, Q, 1 to 3]
+            scales = scales.to(dtype).transpose(1, 2)  # [B, heads, Q, 1 or 2]
             # A single value applies to both directions.
-            along_x = scales[..., 0:1] * dx2
-            along_y = scales[..., :2][..., -1:] * dy2
+            along_x, along_y = scales[..., :1] * dx2, scales[..., -1:] * dy2
         # Dividing the 1D parts is cheaper than dividing the map.
         along_x, along_y = along_x / -smooth, along_y / -smooth
         out = along_x.unsqueeze(-2) + along_y.unsqueeze(-1)  # [B, heads, Q, H, W]
-        if scales is not None and scales.shape[-1] == 3:
-            product = scales[..., 2:] * dx2 / -smooth
-            out = out + product.unsqueeze(-2) * dy2.unsqueeze(-1)
         return out.flatten(-2)

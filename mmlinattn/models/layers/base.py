@@ -224,7 +224,7 @@ class BaseAttention(BaseModule):
             checks.check_supports_extra_tokens(self, num_extra_tokens)
 
     def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
-        """Project x to queries, keys, values and gate, each (B, N, C), views of one tensor."""
+        """Project x to q, k, v and gate, each (B, N, C); without ``lepe`` k and v may be fewer."""
         parts = 4 if self.gate == 'proj' else 3
         if query_pos is None:
             q, k, v, *gate = self.in_proj(x).chunk(parts, -1)

@@ -8,11 +8,12 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.checks import check_rate
-from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .softmax import softmax_attention
 from .token_layout import convolve_tokens
+
+KV_STRIDE = 2  # of keys and values
 
 
 @MODELS.register_module()
@@ -20,7 +21,7 @@ class ConvProjectionAttention(BaseAttention):
     """Softmax attention of CvT (Wu et al., ICCV 2021, section 3.2) with convolutional projections.
 
     Queries, keys and values each pass a depth-wise 3x3 convolution and batch norm before the linear
-    projection. The convolutions of keys and values have a stride.
+    projection. The convolutions of keys and values have a stride of 2.
 
     Logits are scaled by C^-0.5, as in the released code, not by the head dim. Padded tokens count
     as 0 in the convolutions; a key is masked if the token at its centre is padding. Extra tokens
@@ -28,12 +29,8 @@ class ConvProjectionAttention(BaseAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        kv_stride: stride of keys and values.
         attn_drop: dropout on the attention weights.
         kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
-
-    Raises:
-        ValueError: ``kv_stride`` is not a positive integer.
 
     Example:
         >>> attn = ConvProjectionAttention(embed_dims=32, num_heads=4)
@@ -53,15 +50,12 @@ class ConvProjectionAttention(BaseAttention):
     backends = ('auto',)
     unsupported_options = ('rotary', 'lepe', 'gate')
 
-    def __init__(
-        self, embed_dims: int, num_heads: int, kv_stride: int = 2, attn_drop: float = 0.0, **kwargs
-    ) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, attn_drop: float = 0.0, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        self.kv_stride = check_integer('kv_stride', kv_stride)
         self.attn_drop = check_rate('attn_drop', attn_drop)
         self.conv_q = _convolution(embed_dims, 1)
-        self.conv_k = _convolution(embed_dims, kv_stride)
-        self.conv_v = _convolution(embed_dims, kv_stride)
+        self.conv_k = _convolution(embed_dims, KV_STRIDE)
+        self.conv_v = _convolution(embed_dims, KV_STRIDE)
 
     def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         with_pos = x if query_pos is None else x + query_pos
@@ -76,7 +70,7 @@ class ConvProjectionAttention(BaseAttention):
         mask = layout.key_padding_mask
         if mask is not None:
             extra, mask = layout.split_extra(mask)
-            centres = mask.unflatten(1, layout.hw_shape)[:, :: self.kv_stride, :: self.kv_stride]
+            centres = mask.unflatten(1, layout.hw_shape)[:, ::KV_STRIDE, ::KV_STRIDE]
             mask = torch.cat([extra, centres.flatten(1)], 1)
         dropout = self.attn_drop if self.training else 0.0
         # SDPA scales by (C / heads)^-0.5.

@@ -26,9 +26,10 @@ def optimize_for_cpu(model: nn.Module, enabled: bool = True) -> nn.Module:
     - Neck and decode head of a segmentor get convolutions in channels_last, if the head is one of
       ``CONV_HEADS``: resizing maps takes a tenth of the time.
 
-    Parameters keep names, values and gradients. Under autocast, tracing and on other devices the
-    layers compute what ``nn.Linear`` computes. A model on another device is left as it is. The
-    commands of this package call this function. Measured in docs/benchmarks.md.
+    Parameters keep names, values and gradients. Under autocast, tracing, on other devices and in
+    ``torch.backends.mkldnn.flags(enabled=False)`` the layers compute what ``nn.Linear`` does. A
+    model on another device is left as it is. The commands of this package call this function.
+    Measured in docs/benchmarks.md.
 
     Args:
         model: any model, of this package or another.

@@ -219,7 +219,7 @@ class T2RFeatures(FeatureMap):
     EMNLP 2021).
 
     Args:
-        num_features: d by default.
+        num_features: a positive integer; d by default.
 
     Example:
         >>> q, k = T2RFeatures(32, 6, num_features=16)(*torch.randn(2, 1, 6, 10, 32))

@@ -91,7 +91,7 @@ class LearnedKeyPosition(LinearPosition):
     Positions are resized to maps of another size, padding included, by bicubic interpolation.
 
     Args:
-        map_size: side, or (H, W), of the map that the positions are for.
+        map_size: side, or (H, W), of the map that the positions are for, positive integers.
 
     Example:
         >>> position = LearnedKeyPosition(8, 2, map_size=(2, 3))
@@ -184,8 +184,10 @@ class StochasticPosition(LinearPosition):
 
     Args:
         num_realizations: R; d by default.
-        gated: False fixes the gates g at 0.
         seed: seed for evaluation.
+
+    Raises:
+        ValueError: ``num_realizations`` is not a positive integer.
     """
 
     supports_onnx = False
@@ -195,7 +197,6 @@ class StochasticPosition(LinearPosition):
         head_dim: int,
         num_heads: int,
         num_realizations: Optional[int] = None,
-        gated: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__(head_dim, num_heads)
@@ -203,7 +204,7 @@ class StochasticPosition(LinearPosition):
             'num_realizations', head_dim if num_realizations is None else num_realizations
         )
         self.seed = seed
-        self.gates = nn.Parameter(torch.randn(num_heads, head_dim, 1)) if gated else None
+        self.gates = nn.Parameter(torch.randn(num_heads, head_dim, 1))
 
     def position_codes(self, seed: Tensor, hw_shape: HW, dtype: torch.dtype) -> Sequence[Tensor]:
         """Return the processes of queries and keys, (heads, N, d, R), variance P_d(0)."""
@@ -217,12 +218,11 @@ class StochasticPosition(LinearPosition):
             seed = torch.full((), self.seed, device=q.device, dtype=torch.long)
         with no_autocast(q):
             codes = self.position_codes(seed, hw_shape, dtype)
-            if self.gates is not None:
-                gate = self.gates.to(dtype).sigmoid()[:, None]  # [h, 1, d, 1]
-                # One value for all positions, shared by queries and keys, has a kernel of ones.
-                shape = (self.num_heads, 1, self.head_dim, self.out_dims)
-                constant = gate.sqrt() * self.noise(seed, 1, shape, dtype)
-                codes = [(1 - gate).sqrt() * code + constant for code in codes]
+            gate = self.gates.to(dtype).sigmoid()[:, None]  # [h, 1, d, 1]
+            # One value for all positions, shared by queries and keys, has a kernel of ones.
+            shape = (self.num_heads, 1, self.head_dim, self.out_dims)
+            constant = gate.sqrt() * self.noise(seed, 1, shape, dtype)
+            codes = [(1 - gate).sqrt() * code + constant for code in codes]
             scale = (self.out_dims * self.head_dim) ** -0.25
             q, k = (
                 scale * torch.einsum('bhnd,hndr->bhnr', x.to(dtype), code)
@@ -249,7 +249,7 @@ class SineSPE(StochasticPosition):
     DeiT-T; the Ripple paper's table 1 has 0.08.
 
     Args:
-        num_sines: number k of waves per channel.
+        num_sines: number k of waves per channel, a positive integer.
         kwargs: options of :class:`StochasticPosition`.
 
     Example:
@@ -290,9 +290,9 @@ class ConvSPE(StochasticPosition):
     is the correlation of the two filters, and 0 beyond their size.
 
     Args:
-        kernel_size: size of the filters, (rows, columns) or one number for both. The default of
-            200 taps adds 0.92 M parameters to a DeiT-T. The Ripple paper's table 1 has 0.93 and
-            does not state the filter size.
+        kernel_size: size of the filters, (rows, columns) or one number for both, positive
+            integers. The default of 200 taps adds 0.92 M parameters to a DeiT-T. The Ripple
+            paper's table 1 has 0.93 and does not state the filter size.
         kwargs: options of :class:`StochasticPosition`.
 
     Example:

@@ -79,9 +79,9 @@ def softmax_attention(
         (B, heads, N, d).
     """
     if key_padding_mask is None:
-        return _contiguous_in_export(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
-        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        # The strides depend on the device, which an exported graph must not.
+        return out.clone(memory_format=torch.contiguous_format) if is_exporting() else out
     check_padding_mask(key_padding_mask, k.shape[0], k.shape[2])
     # SDPA is undefined for rows without a key: attend everywhere there, then set them to 0.
     empty = key_padding_mask.all(-1)[:, None, None, None]  # [B, 1, 1, 1]
@@ -89,8 +89,3 @@ def softmax_attention(
     mask = visible if bias is None else bias.masked_fill(~visible, float('-inf'))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return out.masked_fill(empty, 0)
-
-
-def _contiguous_in_export(out: Tensor) -> Tensor:
-    """Return a contiguous copy during export, where SDPA's strides depend on the device."""
-    return out.clone(memory_format=torch.contiguous_format) if is_exporting() else out

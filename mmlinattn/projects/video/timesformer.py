@@ -188,9 +188,6 @@ class TimeSformer(ViT):
         else:
             super().init_layer(layer)
 
-    def packed_unsupported_reason(self) -> str:
-        return 'TimeSformer takes clips of one size'
-
     def forward(  # type: ignore[override]  # clips alone
         self, clip: Tensor
     ) -> Union[Tensor, Tuple[Tensor, ...]]:

@@ -16,10 +16,8 @@ def by_loop(centers, scales, hw, smooth):
             row, column = divmod(cell, hw[1])
             dx2 = (centers[b, i, k, 0] - column) ** 2
             dy2 = (centers[b, i, k, 1] - row) ** 2
-            s = [1, 1, 0] if scales is None else [*scales[b, i, k]]
-            s = [s[0], s[0], 0] if len(s) == 1 else (s + [0])[:3]
-            energy = s[0] * dx2 + s[1] * dy2 + s[2] * dx2 * dy2
-            out[b, k, i, cell] = -energy.abs() / smooth
+            s = [1] if scales is None else [*scales[b, i, k]]
+            out[b, k, i, cell] = -(s[0] * dx2 + s[-1] * dy2) / smooth
     return out
 
 
@@ -29,7 +27,7 @@ def random_case(values):
     return centers, scales
 
 
-@pytest.mark.parametrize('values', [0, 1, 2, 3])
+@pytest.mark.parametrize('values', [0, 1, 2])
 def test_equals_a_loop_with_gradients(values):
     inputs = [x.requires_grad_() for x in random_case(values) if x is not None]
     scales = inputs[1] if values else None
@@ -42,9 +40,8 @@ def test_equals_a_loop_with_gradients(values):
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize('values', [2, 3])
-def test_float32_under_autocast_and_in_half(dtype, values):
-    centers, scales = (x.to(dtype) for x in random_case(values))
+def test_float32_under_autocast_and_in_half(dtype):
+    centers, scales = (x.to(dtype) for x in random_case(2))
     exact = gaussian_map(centers.double(), 300 * scales.double(), (40, 40))
     assert exact.min() < -65504  # exceeds the range of half precision
     with torch.autocast('cpu', dtype=dtype):
@@ -55,5 +52,5 @@ def test_float32_under_autocast_and_in_half(dtype, values):
 
 
 def test_wrong_number_of_scales_raises():
-    with pytest.raises(ValueError, match=r'1 to 3 values per head, got \(2, 4, 3, 4\)'):
+    with pytest.raises(ValueError, match=r'1 or 2 values per head, got \(2, 4, 3, 4\)'):
         gaussian_map(torch.zeros(2, 4, 3, 2), torch.zeros(2, 4, 3, 4), HW)

@@ -72,7 +72,6 @@ ATTENTIONS = {
     'nystrom': dict(type='NystromAttention', num_landmarks=4),
     'gated': dict(type='GatedPositionalAttention'),
     'conv-projection': dict(type='ConvProjectionAttention'),
-    'conv-projection-no-stride': dict(type='ConvProjectionAttention', kv_stride=1),
     'longformer': dict(type='VisionLongformerAttention', window_size=2),
     'longformer-relative': dict(
         type='VisionLongformerAttention', window_size=2, relative_bias=True
