@@ -67,6 +67,28 @@ def test_numbers_in_quotes(root, option, value, number):
         load_config(str(root / CONFIGS['seg']), {option: value})
 
 
+@pytest.mark.parametrize(
+    'task, options, message',
+    [
+        ('seg', {'train_cfg.max_iters': 0}, 'train_cfg.max_iters .* is 0, but at least 1'),
+        ('seg', {'train_cfg.val_interval': 0}, 'train_cfg.val_interval .* is 0, but at least 1'),
+        ('det', {'train_cfg.max_epochs': ''}, "max_epochs .* is the text '': a number is needed"),
+        ('seg', {'model.test_cfg': dict(mode='slide', crop_size=(64, 64))},
+         r"test_cfg.stride .* is None: mode='slide' needs stride=\(height, width\)"),
+        ('det', {'model.backbone.init_cfg': dict(type='Kaiming', layer='Conv2d', checkpoint='a')},
+         r"init_cfg of the config has no option 'checkpoint'.*init_cfg=dict\(_delete_=True"),
+    ],
+)  # fmt: skip
+def test_values_that_fail_later(root, task, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        load_config(str(root / CONFIGS[task]), options)
+
+
+def test_init_cfg_with_an_override(root):
+    part = dict(type='Normal', std=0.01, override=dict(name='conv_seg'))
+    load_config(str(root / CONFIGS['seg']), {'model.decode_head.init_cfg': part})
+
+
 def test_texts_that_are_no_numbers_of_the_run(root, tmp_path):
     config = tmp_path / 'mine.py'
     config.write_text(

@@ -165,9 +165,8 @@ def test_checkpoint_of_another_size(train, root, run, options, state, tmp_path):
         train(f'load_from={path}')
     with pytest.raises(CheckpointError, match=wrong.replace('backbone.', '', 1)):
         train(
-            'model.backbone.init_cfg.type=Pretrained',
-            f'model.backbone.init_cfg.checkpoint={path}',
-            'model.backbone.init_cfg.prefix=backbone.',
+            "model.backbone.init_cfg=dict(_delete_=True, type='Pretrained', "
+            f"checkpoint='{path}', prefix='backbone.')"
         )
     with pytest.raises(CheckpointError, match=wrong):
         run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
@@ -212,6 +211,11 @@ def test_out_must_be_a_pickle(run, capsys):
     with pytest.raises(SystemExit):
         run('test', 'config.py', 'checkpoint.pth', '--out', 'predictions.json')
     assert "--out must end with .pkl or .pickle, got 'predictions.json'" in capsys.readouterr().err
+
+
+def test_a_palette_that_is_too_short(train):
+    with pytest.raises(DataError, match='metainfo.palette: has 1 colours for 5 classes'):
+        train('train_dataloader.dataset.metainfo.palette=[[0,0,0]]', task='det')
 
 
 def test_auto_scale_lr_without_a_base(train):

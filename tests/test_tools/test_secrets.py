@@ -39,8 +39,8 @@ def test_passwords_in_the_addresses_of_a_run(
     monkeypatch.chdir(tmp_path)
     config, common = root / CONFIGS['cls'], ['--work-dir', 'work', '--cfg-options', *options('cls')]
     if where == 'init_cfg':
-        common += ['model.backbone.init_cfg.type=Pretrained']
-        common += [f'model.backbone.init_cfg.checkpoint={ADDRESS}']
+        pretrained = f"dict(_delete_=True, type='Pretrained', checkpoint='{ADDRESS}')"
+        common += [f'model.backbone.init_cfg={pretrained}']
     elif where == 'data_root':
         common += [f'train_dataloader.dataset.data_root={ADDRESS}']
     with pytest.raises(SystemExit) as stop:

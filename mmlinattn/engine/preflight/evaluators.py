@@ -45,8 +45,8 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
         make = SAMPLES.get(type(metric).__name__)
         prefix = f'{metric.prefix}/' if metric.prefix else ''
         trial = copy.copy(metric)
-        is_known = make is not None and not getattr(metric, 'format_only', False)
-        sample = make(trial, model) if is_known else None
+        only_writes = getattr(metric, 'format_only', False)
+        sample = None if make is None or only_writes else make(trial, model)
         if sample is None:
             scores.add(prefix)
             continue

@@ -1,4 +1,4 @@
-"""Check of a model's channels, on the meta device, before data is read."""
+"""Checks of a model, on the meta device, before data is read."""
 
 from typing import Any, List, Optional, Tuple
 
@@ -41,6 +41,40 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     return compared
 
 
+def check_trained_sizes(model: nn.Module) -> None:
+    """Raise ValueError if MMSegmentation's preprocessor cannot make batches of trained images."""
+    preprocessor = getattr(model, 'data_preprocessor', None)
+    names = ('size', 'size_divisor')
+    sizes = {name: getattr(preprocessor, name, None) for name in names}
+    given = [name for name in names if sizes[name] is not None]
+    if type(preprocessor).__name__ == 'SegDataPreProcessor' and len(given) != 1:
+        raise ValueError(
+            f'model.data_preprocessor has size={sizes["size"]} and '
+            f'size_divisor={sizes["size_divisor"]}: training needs one of them, the other is None'
+        )
+
+
+def check_single_images(model: nn.Module) -> None:
+    """Raise ValueError if a part of a model cannot be trained on one image.
+
+    Batch norm needs more than one value per channel, which a pooled map does not have.
+    """
+    model.train()
+    features: Any = torch.empty((1, 3, 2 * SIDE, 2 * SIDE), device='meta')
+    for name in ('backbone', 'neck', *HEADS):
+        part = getattr(model, name, None)
+        try:
+            found = None if part is None else _outputs(part, features)
+        except ValueError as error:
+            raise ValueError(
+                f'batch norm of model.{name} ({type(part).__name__}) cannot be trained on one '
+                f'image, of which it gets {str(error).partition("torch.Size(")[2].rstrip(")")}'
+            ) from error
+        if name == 'backbone' and found is None:
+            return
+        features = found if found and name not in HEADS else features
+
+
 def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor, ...]]:
     """Return the outputs of a module on the meta device, or None if it cannot run there."""
     parameter = next(module.parameters(), None) if module is not None else None
@@ -49,7 +83,9 @@ def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor,
     try:
         with torch.no_grad(), quiet():
             found = module(inputs)
-    except Exception:  # operators without a meta form, positions of one image size
+    except Exception as error:  # operators without a meta form, positions of one image size
+        if 'more than 1 value per channel' in str(error):  # in training mode alone
+            raise
         return None
     found = found if isinstance(found, (list, tuple)) else [found]
     return tuple(found) if all(isinstance(f, Tensor) and f.dim() > 1 for f in found) else None

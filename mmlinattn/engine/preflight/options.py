@@ -80,8 +80,10 @@ NUMBERS = frozenset(
      'interval', 'lr', 'max_epochs', 'max_iters', 'max_keep_ckpts', 'momentum', 'num_classes',
      'num_workers', 'power', 'seed', 'start_factor', 'total_steps', 'val_interval', 'weight_decay'}
 )  # fmt: skip
+# Those of a training that are at least 1.
+COUNTS = {'base_batch_size', 'batch_size', 'max_epochs', 'max_iters', 'val_interval'}
 # Options of every dict with a type, read by registries, builders and the merging of configs.
-BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based'}
+BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based', 'override'}
 PARTS = ('backbone', 'neck', 'encoder', 'decoder', 'decode_head', 'bbox_head', 'roi_head')
 POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
 
@@ -95,6 +97,7 @@ def check_options(cfg: Config) -> None:
     Raises:
         TypeError: an option is misspelt, a number is in quotes, or a part of the model is beside
             ``model``; the message gives its place and what to write.
+        ValueError: a value is out of its range.
 
     Example:
         >>> check_options(Config(dict(auto_scale_lr=dict(enabel=True))))
@@ -114,21 +117,31 @@ def check_options(cfg: Config) -> None:
     kinds: Dict[str, Set[Any]] = {}  # found in this call; more types may be registered later
     for place, node in dicts(cfg._cfg_dict.to_dict()):
         if place and not place.startswith(LOGGERS):
-            _check_numbers(place, node)
+            _check_values(place, node)
         found = _accepted(place, node, scope, kinds) if place else None
         unknown = sorted({str(key) for key in node} - found[0]) if found else []
         if found and unknown:
             _check_unknown(place, node, unknown, *found)
 
 
-def _check_numbers(place: str, node: dict) -> None:
+def _check_values(place: str, node: dict) -> None:
     for name, value in node.items():
-        if name in NUMBERS and isinstance(value, str) and NUMBER.fullmatch(value):
-            number = int(value) if INTEGER.fullmatch(value) else float(value)
-            option = re.sub(r'\[(\d+)\]', r'.\1', f'{place}.{name}')
-            raise TypeError(
-                f'{option} of the config is the text {value!r}: write {option}={number}'
-            )
+        option = re.sub(r'\[(\d+)\]', r'.\1', f'{place}.{name}')
+        if name in NUMBERS and isinstance(value, str):
+            cure = 'a number is needed'
+            if NUMBER.fullmatch(value):
+                number = int(value) if INTEGER.fullmatch(value) else float(value)
+                cure = f'write {option}={number}'
+            raise TypeError(f'{option} of the config is the text {value!r}: {cure}')
+        if name in COUNTS and isinstance(value, (int, float)) and value < 1:
+            raise ValueError(f'{option} of the config is {value}, but at least 1 is needed')
+    if node.get('mode') == 'slide' and place == 'model.test_cfg':
+        for name in ('crop_size', 'stride'):
+            if not isinstance(node.get(name), (list, tuple)):
+                raise ValueError(
+                    f"{place}.{name} of the config is {node.get(name)}: mode='slide' needs "
+                    f'{name}=(height, width)'
+                )
 
 
 def _check_unknown(
@@ -173,7 +186,8 @@ def _accepted(
     if not kinds or len(takes) < len(kinds):
         return None
     # The frameworks' builders take some options out of other dicts before they call a class.
-    is_complete = place.startswith('param_scheduler') or all(map(_is_built_as_given, kinds))
+    as_given = place.startswith('param_scheduler') or key_of(place) == 'init_cfg'
+    is_complete = as_given or all(map(_is_built_as_given, kinds))
     popped = set() if all(map(_is_own, kinds)) else POPPED
     return BUILDERS.union(popped, *takes), is_complete
 

@@ -19,7 +19,7 @@ from .data import (
     lazy_dataset,
 )
 from .evaluators import check_scored_file
-from .model import check_channels
+from .model import check_channels, check_trained_sizes
 from .sample_loading import base_datasets, sample_findings
 
 # Options of a data set that do not choose its files.
@@ -37,13 +37,15 @@ def check_run(cfg: Config, *splits: str) -> List[str]:
         Warnings, one line for each split: the frameworks leave such records out.
 
     Raises:
-        ValueError: see :func:`check_channels`.
+        ValueError: see :func:`check_channels` and :func:`check_trained_sizes`.
         FileNotFoundError: see :func:`check_data`.
         DataError: a check found what would end the run or give wrong results.
     """
     model = _built(cfg)
     if model is not None:
         check_channels(cfg, model)
+        if 'train' in splits:
+            check_trained_sizes(model)
     for split in splits:
         check_data(cfg, f'{split}_dataloader', f'{split}_evaluator')
     found: Dict[str, List[Finding]] = {}
@@ -84,6 +86,10 @@ def config_findings(
             metainfo = dict(getattr(dataset, 'metainfo', {}))
             metainfo['classes'] = metainfo.get('classes') or folders
             found += [] if model is None else check_heads(model, metainfo, where)
+            colours = (config.get('metainfo') or {}).get('palette')
+            if isinstance(colours, (list, tuple)) and len(colours) < len(metainfo['classes'] or ()):
+                what = f'has {len(colours)} colours for {len(metainfo["classes"])} classes'
+                found.append(Finding('class', f'{where}.dataset.metainfo.palette', what, True))
             if not isinstance(metainfo['classes'], str):
                 names[bool(folders)].setdefault(where, tuple(folders or metainfo['classes']))
         found += check_scored_file(cfg, split, read)

@@ -1,9 +1,11 @@
 """MMEngine's runner with safe checkpoints and clear errors about data."""
 
 import logging
+import re
 from contextlib import contextmanager
 from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 
+from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.logging import MMLogger
@@ -14,12 +16,15 @@ from torch.utils.data import DataLoader
 
 from ...checkpoints import CheckpointError
 from ...models.layers import optimize_for_cpu
+from ...utils.errors import InputError
 from ...utils.messages import hide_on_console, known_messages_hidden, log_warning
 from ...utils.pretrained import SAFE, initial_weights_read_safely
+from ...utils.suggest import shorten
 from ..config import check_no_passwords
-from ..model import unwrapped
+from ..model import build_model, quiet, unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
 from ..preflight.evaluators import check_evaluator, check_monitor
+from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
 from .schedule import check_schedule, optim_wrappers, schedule_of_config
 
@@ -33,6 +38,7 @@ class PluginRunner(Runner):
       ``load_from``, ``resume`` and each ``init_cfg``.
     - A data set without usable images is an error, and errors name the file that cannot be loaded.
     - SyncBN becomes BN where it cannot run.
+    - MMSegmentation's models are scored on images of several sizes in a batch, too.
     - Metrics are tried on a made-up sample when their loop is built
       (:func:`.evaluators.check_evaluator`).
 
@@ -71,6 +77,21 @@ class PluginRunner(Runner):
         with initial_weights_read_safely(unwrapped(self.model)):
             super()._init_model_weights()
 
+    def train(self) -> nn.Module:
+        try:
+            return super().train()
+        except RuntimeError as error:
+            text = str(error)
+            if 'Expected to have finished reduction' not in text:
+                raise
+            names = [n for n, p in unwrapped(self.model).named_parameters() if p.requires_grad]
+            numbers = re.findall(r'\d+', text.rpartition('did not receive grad for rank')[2])
+            raise InputError(
+                'find_unused_parameters of the config is False, but the loss does not depend on '
+                f'{shorten([names[int(number)] for number in numbers[1:]])}: let a head read all '
+                'outputs (out_indices, start_level, in_index), or set find_unused_parameters=True'
+            ) from error
+
     def load_or_resume(self) -> None:
         for handler, level in self._console.items():
             handler.setLevel(level)
@@ -84,6 +105,8 @@ class PluginRunner(Runner):
             _check_optimizers(self)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        if isinstance(loop, BaseLoop):
+            return loop
         loop = super().build_train_loop(loop)
         if len(loop.dataloader) == 0:
             batches = loop.dataloader.batch_sampler
@@ -93,7 +116,26 @@ class PluginRunner(Runner):
                 'lower batch_size or set drop_last=False'
             )
         check_samples(loop.dataloader.dataset, labels_of(self.cfg))
+        self._check_smallest_batch(loop.dataloader)
         return loop
+
+    def _check_smallest_batch(self, loader: DataLoader) -> None:
+        """Raise ValueError if a batch has one image, on which the model cannot be trained."""
+        batches: Any = loader.batch_sampler
+        smallest = size = getattr(batches, 'batch_size', 0)
+        if size > 1 and not batches.drop_last and not isinstance(batches.sampler, InfiniteSampler):
+            smallest = len(batches.sampler) % size
+        if smallest != 1 or 'model' not in self.cfg:
+            return
+        with quiet():
+            model = plain_batch_norm(build_model(self.cfg))
+        try:
+            check_single_images(model)
+        except ValueError as error:
+            cure = 'drop_last=True' if size > 1 else 'batch_size=2, or another norm_cfg than BN'
+            raise ValueError(
+                f'train_dataloader has a batch of one image: {error}; set {cure}'
+            ) from error
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         return self._scoring_loop('val', super().build_val_loop, loop)
@@ -102,12 +144,17 @@ class PluginRunner(Runner):
         return self._scoring_loop('test', super().build_test_loop, loop)
 
     def _scoring_loop(self, split: str, build: Callable, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        if isinstance(loop, BaseLoop):
+            return loop
         with known_messages_hidden():
             loop = build(loop)
         check_samples(loop.dataloader.dataset, labels_of(self.cfg), trained=False)
         name = f'{split}_evaluator'
         configs = getattr(self, f'_{name}')
-        self.scores = check_evaluator(loop.evaluator, configs, unwrapped(self.model), name)
+        model, step = unwrapped(self.model), f'{split}_step'
+        self.scores = check_evaluator(loop.evaluator, configs, model, name)
+        if type(getattr(model, 'data_preprocessor', None)).__name__ == 'SegDataPreProcessor':
+            setattr(self.model, step, _by_size(getattr(self.model, step)))
         return loop
 
     @staticmethod
@@ -150,6 +197,21 @@ class PluginRunner(Runner):
                 find_unused_parameters=self.cfg.get('find_unused_parameters', False),
             )
         return super().wrap_model(model_wrapper_cfg, model)
+
+
+def _by_size(step: Callable) -> Callable:
+    """Return a step that runs images of each size apart, which MMSegmentation does not stack."""
+
+    def step_by_size(batch: dict) -> list:
+        shapes = [getattr(image, 'shape', None) for image in batch['inputs']]
+        found: dict = {}
+        for shape in dict.fromkeys(shapes):
+            chosen = [i for i, other in enumerate(shapes) if other == shape]
+            part = {key: [values[i] for i in chosen] for key, values in batch.items()}
+            found.update(zip(chosen, step(part)))
+        return [found[i] for i in range(len(shapes))]
+
+    return step_by_size
 
 
 @contextmanager

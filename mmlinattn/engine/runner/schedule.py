@@ -22,7 +22,7 @@ NO_RATE = 1e-8  # share of the highest learning rate at which nothing is trained
 
 
 def check_schedule(runner: Runner) -> None:
-    """Step the schedulers of a config to the end of the training, on a stand-in for the optimizer.
+    """Check the schedulers of a config by steps to the end of the training, without the model.
 
     Args:
         runner: runner with its training loop and optimizer, before it builds the schedulers.
@@ -31,7 +31,7 @@ def check_schedule(runner: Runner) -> None:
         ValueError: a scheduler cannot be built, fails before the end or never steps, or the
             learning rate is 0 before the end.
     """
-    configs = runner.param_schedulers or []
+    configs: Any = runner.param_schedulers or []
     for name, wrapper in optim_wrappers(runner).items():
         has_own = isinstance(configs, dict) and 'type' not in configs
         place = f'param_scheduler.{name}' if has_own else 'param_scheduler'

@@ -1,0 +1,93 @@
+"""The runner: batches that cannot be trained on or stacked, and unused parameters, in one line."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader
+
+from mmlinattn.engine.preflight.model import check_single_images, check_trained_sizes
+from mmlinattn.engine.runner import runner as module
+from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.utils.errors import InputError
+
+
+class Head(nn.Sequential):
+    def forward(self, features):
+        return super().forward(features[-1])
+
+
+def pooled(norm) -> nn.Module:
+    with torch.device('meta'):
+        model = nn.Module()
+        model.backbone = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.BatchNorm2d(4))
+        model.decode_head = Head(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1), norm)
+    return model
+
+
+@pytest.mark.parametrize('images, size, sampler, drop_last, cure', [
+    (5, 4, DefaultSampler, False, 'set drop_last=True'),
+    (5, 4, DefaultSampler, True, None),
+    (5, 4, InfiniteSampler, False, None),
+    (6, 4, DefaultSampler, False, None),
+    (6, 1, InfiniteSampler, False, 'set batch_size=2, or another norm_cfg than BN'),
+])  # fmt: skip
+def test_batches_of_one_image(monkeypatch, images, size, sampler, drop_last, cure):
+    monkeypatch.setattr(module, 'build_model', lambda cfg: pooled(nn.BatchNorm2d(4)))
+    batches = BatchSampler(sampler(range(images)), size, drop_last)
+    loader = DataLoader(range(images), batch_sampler=batches)
+    run = SimpleNamespace(cfg=Config(dict(model=dict(type='any'))))
+    if cure is None:
+        PluginRunner._check_smallest_batch(run, loader)
+        return
+    message = r'has a batch of one image: batch norm of model.decode_head .* gets \[1, 4, 1, 1\]; '
+    with pytest.raises(ValueError, match=f'train_dataloader {message}{cure}'):
+        PluginRunner._check_smallest_batch(run, loader)
+
+
+def test_other_norms_are_trained_on_one_image():
+    with torch.device('meta'):
+        check_single_images(pooled(nn.GroupNorm(2, 4)))
+
+
+def test_images_of_several_sizes_are_batched_apart():
+    seen = []
+
+    def step(batch):
+        seen.append(torch.stack(batch['inputs']).shape)
+        return [int(image.sum()) + sample for image, sample in zip(*batch.values())]
+
+    images = [torch.full((1, side, 4), i) for i, side in enumerate((2, 3, 2, 2))]
+    batch = dict(inputs=images, data_samples=[100, 200, 300, 400])
+    assert module._by_size(step)(batch) == [100, 212, 316, 424]
+    assert seen == [(3, 1, 2, 4), (1, 1, 3, 4)]
+
+
+@pytest.mark.parametrize('sizes', [dict(size=(64, 64), size_divisor=32), dict()])
+def test_sizes_of_trained_images(sizes):
+    mmseg = pytest.importorskip('mmseg.models', reason='the preprocessor is of MMSegmentation')
+    model = nn.Module()
+    model.data_preprocessor = mmseg.SegDataPreProcessor(size_divisor=32)
+    check_trained_sizes(model)
+    model.data_preprocessor = mmseg.SegDataPreProcessor(**sizes)
+    with pytest.raises(ValueError, match=r'data_preprocessor has size=.*needs one of them'):
+        check_trained_sizes(model)
+
+
+def test_parameters_without_a_gradient_are_named(monkeypatch):
+    def train(self):
+        raise RuntimeError(
+            'Expected to have finished reduction in the prior iteration before starting a new one. '
+            'Parameter indices which did not receive grad for rank 1: 1 2\n In addition, ...'
+        )
+
+    monkeypatch.setattr(Runner, 'train', train)
+    run = PluginRunner.__new__(PluginRunner)
+    run.model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    run.model[0].bias.requires_grad = False  # not counted
+    with pytest.raises(InputError, match=r'depend on 1.weight, 1.bias: .*find_unused_parameters'):
+        run.train()
