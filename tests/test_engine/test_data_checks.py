@@ -200,9 +200,7 @@ def test_images_of_another_size_than_their_annotations(root):
     cfg = shrunk('ravlt-retinanet', root)
     turn(path)
     change(root, lambda content: content['images'][1].update(height=48, width=64))
-    with pytest.raises(
-        DataError, match=rf'{path} is 64 high .* \(48, 64\)\. Exchange them'
-    ):
+    with pytest.raises(DataError, match=rf'{path} is 64 high .* \(48, 64\)\. Exchange them'):
         loaded(cfg)
     change(root, lambda content: content['images'][1].update(height=64, width=48))
     assert loaded(cfg)[1]
@@ -300,6 +298,24 @@ def test_classes_without_a_pixel(root, monkeypatch, change_map, is_reduced, mess
         assert len(said) == (message is not None)
         assert all(where in text and re.search(message, text.replace(where, '')) for text in said)
     assert [re.search(message, text) is not None for text in findings(cfg)] == [True] * len(said)
+
+
+def test_classes_of_joined_data_sets(root):
+    """None of both has all classes, and the model is trained with all."""
+    cfg = shrunk('ravlt-nano-cls', root)
+    dataset = cfg.train_dataloader.dataset
+    names = {}
+    for i, name in enumerate(dataset.pop('classes')):
+        for path in files(root, f'imagenet/train/{name}'):
+            names.setdefault(i % 2, []).append(f'{name}/{path.name} {i}')
+    for i, lines in names.items():
+        (root / f'{i}.txt').write_text('\n'.join(lines))
+    parts = [dict(dataset, ann_file=str(root / f'{i}.txt')) for i in names]
+    cfg.train_dataloader.dataset = dict(type='ConcatDataset', datasets=parts, _scope_='mmengine')
+    assert not findings(cfg)
+    parts[0]['ann_file'] = parts[1]['ann_file']
+    cfg.train_dataloader.dataset = dict(type='ConcatDataset', datasets=parts, _scope_='mmengine')
+    assert findings(cfg) == ["has no image of 'circle', 'square', 'triangle'"]
 
 
 def test_maps_of_ignored_pixels_only(root):
