@@ -346,10 +346,13 @@ def test_a_class_without_an_image_or_an_object(root):
 def test_a_hidden_folder_of_images(root, folder):
     hidden = root / 'cityscapes' / folder / '.ipynb_checkpoints'
     hidden.mkdir()
+    (hidden / 'notes.txt').touch()
     cfg = shrunk('segformer', root)
-    with pytest.raises(DataError, match=f'{hidden}: is a hidden folder whose files would be read'):
+    check_run(cfg, 'train')
+    (hidden / 'copy_leftImg8bit.png').touch()
+    with pytest.raises(DataError, match=f'{hidden}: is a hidden folder whose images would be read'):
         check_run(cfg, 'train')
-    assert 'is a hidden folder whose files would be read: remove or rename it' in findings(cfg)
+    assert 'is a hidden folder whose images would be read: remove or rename it' in findings(cfg)
 
 
 def test_files_that_are_empty_or_nearly_black(root, monkeypatch):
