@@ -103,6 +103,7 @@ def test_an_object_without_a_mask():
         ([[2, 3, 25, 3, 6, 8]], False, True),  # rounding of a tool
         ([[2, 3, 6, 3, 6, 9999]], True, True),  # pycocotools exhausts the memory
         ([[2, 3, 'x', 3, 6, 9]], True, True),
+        ([[2, 3, [6], 3, 6, 9]], True, True),
         (7, True, True),
     ],
 )

@@ -300,13 +300,33 @@ def test_classes_without_a_pixel(root, monkeypatch, change_map, is_reduced, mess
     assert [re.search(message, text) is not None for text in findings(cfg)] == [True] * len(said)
 
 
-def test_maps_of_ignored_pixels_only(root):
+def test_classes_of_joined_data_sets(root):
+    """None of both has all classes, and the model is trained with all."""
+    cfg = shrunk('ravlt-nano-cls', root)
+    dataset = cfg.train_dataloader.dataset
+    names = {}
+    for i, name in enumerate(dataset.pop('classes')):
+        for path in files(root, f'imagenet/train/{name}'):
+            names.setdefault(i % 2, []).append(f'{name}/{path.name} {i}')
+    for i, lines in names.items():
+        (root / f'{i}.txt').write_text('\n'.join(lines))
+    parts = [dict(dataset, ann_file=str(root / f'{i}.txt')) for i in names]
+    cfg.train_dataloader.dataset = dict(type='ConcatDataset', datasets=parts, _scope_='mmengine')
+    assert not findings(cfg)
+    parts[0]['ann_file'] = parts[1]['ann_file']
+    cfg.train_dataloader.dataset = dict(type='ConcatDataset', datasets=parts, _scope_='mmengine')
+    assert findings(cfg) == ["has no image of 'circle', 'square', 'triangle'"]
+
+
+def test_maps_of_ignored_pixels_only(root, monkeypatch):
     cfg = segmentor(root, 255)
     for path in root.rglob('*_labelTrainIds.png'):
         cv2.imwrite(str(path), np.full((64, 64), 255, np.uint8))
     with pytest.raises(DataError, match='has maps with the label 255 only, which is ignored'):
         loaded(cfg)
     assert 'has maps with the label 255 only' in findings(cfg)[-1]
+    monkeypatch.setattr(sample_loading, 'LOOKED_AT', 2)
+    loaded(cfg)  # the third one may have others
 
 
 def test_a_class_without_an_image_or_an_object(root):
@@ -326,10 +346,13 @@ def test_a_class_without_an_image_or_an_object(root):
 def test_a_hidden_folder_of_images(root, folder):
     hidden = root / 'cityscapes' / folder / '.ipynb_checkpoints'
     hidden.mkdir()
+    (hidden / 'notes.txt').touch()
     cfg = shrunk('segformer', root)
-    with pytest.raises(DataError, match=f'{hidden}: is a hidden folder whose files would be read'):
+    check_run(cfg, 'train')
+    (hidden / 'copy_leftImg8bit.png').touch()
+    with pytest.raises(DataError, match=f'{hidden}: is a hidden folder whose images would be read'):
         check_run(cfg, 'train')
-    assert 'is a hidden folder whose files would be read: remove or rename it' in findings(cfg)
+    assert 'is a hidden folder whose images would be read: remove or rename it' in findings(cfg)
 
 
 def test_files_that_are_empty_or_nearly_black(root, monkeypatch):

@@ -198,7 +198,8 @@ def _mask_fault(mask: Any, size: Size) -> Tuple[str, str]:
     if isinstance(mask, list):
         what, is_empty = '', True
         for outline in mask:
-            points = np.asarray(outline) if isinstance(outline, list) else np.zeros(())
+            is_flat = isinstance(outline, list) and {*map(type, outline)} <= {int, float}
+            points = np.asarray(outline) if is_flat else np.zeros(())
             if points.dtype.kind not in 'if' or points.ndim != 1 or not np.isfinite(points).all():
                 return '', f'an outline is {_short(outline)}'
             xs, ys = points[::2], points[1::2]

@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from torch import nn
@@ -77,16 +78,22 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
 
 
 def _check_hidden(dataset: Any) -> Iterator[Finding]:
-    """Find the hidden folders below one of which all images are read, or which numbers classes.
+    """Find hidden folders whose images would be read, or that would be a class.
 
-    They have other things: ``.ipynb_checkpoints`` has old copies of the images beside it.
+    One of them is ``.ipynb_checkpoints``, with old copies of the images beside it.
     """
     folder = (getattr(dataset, 'data_prefix', None) or {}).get('img_path')
-    for parent, names, _ in os.walk(folder if folder and not dataset.ann_file else ''):
-        for name in names:
-            if name.startswith('.'):
-                what = 'is a hidden folder whose files would be read: remove or rename it'
-                yield Finding('hidden', os.path.join(parent, name), what, True)
+    if not folder or dataset.ann_file:
+        return
+    suffixes = getattr(dataset, 'extensions', None) or [getattr(dataset, 'img_suffix', '')]
+    suffixes = tuple(map(str.lower, suffixes))
+    classes = [os.path.join(folder, name) for name in class_folders(dataset)]
+    for parent, _, files in os.walk(folder):
+        is_hidden = any(name.startswith('.') for name in Path(parent).relative_to(folder).parts)
+        is_read = parent in classes or any(file.lower().endswith(suffixes) for file in files)
+        if is_hidden and is_read:
+            what = 'is a hidden folder whose images would be read: remove or rename it'
+            yield Finding('hidden', parent, what, True)
 
 
 def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> Iterator[Finding]:

@@ -152,14 +152,13 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
         if earlier == 'train':
             what = 'reads the images that are trained: its scores say nothing of other images'
             yield split, Finding('duplicate', f'{split}_dataloader', what)
-        for config in configs if earlier is None and split not in broken else ():
+        if earlier is None and split not in broken:
             with known_messages_hidden():
-                parts = [*base_datasets(built_dataset(config))]
-            for part in parts:
-                images[split] += len(part)
-                places, trained = range(len(part)), split == 'train'
-                found = sample_findings(part, labels_of(cfg), places, trained)
-                yield from ((split, finding) for finding in found)
+                built = [built_dataset(config) for config in configs]
+            parts = [part for dataset in built for part in base_datasets(dataset)]
+            images[split] += sum(map(len, parts))
+            found = sample_findings(parts, labels_of(cfg), split == 'train')
+            yield from ((split, finding) for finding in found)
 
 
 def _built(cfg: Config) -> Optional[nn.Module]:

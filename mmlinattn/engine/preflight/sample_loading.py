@@ -144,50 +144,54 @@ def check_samples(dataset: Any, labels: Labels, trained: bool = True) -> None:
         DataError: a file does not exist or cannot be read, an image has another size than its
             annotation or map, or a label is none of the model's.
     """
-    for part in base_datasets(dataset):
-        last = len(part) - 1
-        chosen = {last * k // (LOOKED_AT - 1) for k in range(LOOKED_AT if part else 0)}
-        for finding in sample_findings(part, labels, sorted(chosen), trained):
-            if finding.fatal or finding.kind == 'size':
-                raise DataError(f'{finding.where} {finding.what}')
-            log_warning(f'{finding.where} {finding.what}')
+    parts = [*base_datasets(dataset)]
+    for finding in sample_findings(parts, labels, trained, LOOKED_AT):
+        if finding.fatal or finding.kind == 'size':
+            raise DataError(f'{finding.where} {finding.what}')
+        log_warning(f'{finding.where} {finding.what}')
 
 
 def sample_findings(
-    dataset: BaseDataset, labels: Labels, indices: Sequence[int], trained: bool
+    parts: Sequence[BaseDataset], labels: Labels, trained: bool, limit: Optional[int] = None
 ) -> Iterator[Finding]:
-    """Load samples of a data set without its other transforms, and yield the findings in them.
+    """Load samples of data sets without their other transforms, and yield the findings in them.
 
-    The loading transforms of the data set are replaced by :class:`CheckedLoading`.
+    The loading transforms of the data sets are replaced by :class:`CheckedLoading`.
 
     Args:
-        dataset: the data set.
+        parts: the data sets of a data loader.
         labels: labels that the model is trained with.
-        indices: places of the samples.
         trained: the data are for training: each class should occur.
+        limit: number of samples of each data set, spread over all of them; None for all.
     """
-    steps, seen, is_whole = check_loading(dataset, labels), [], True
+    tasks: List[Tuple[BaseDataset, List[CheckedLoading], int]] = []
+    for part in parts:
+        steps, size = check_loading(part, labels), min(limit or len(part), len(part))
+        places = ((len(part) - 1) * k // max(size - 1, 1) for k in range(size))
+        tasks += [(part, steps, place) for place in places]
 
-    def look(index: int) -> Tuple[Optional[Set[int]], List[Finding]]:
-        results: Optional[dict] = dataset.get_data_info(index)
+    def look(task: Tuple[BaseDataset, List[CheckedLoading], int]):
+        part, steps, index = task
+        results: Optional[dict] = part.get_data_info(index)
         path, found = (results or {}).get('img_path'), []
         for step in steps:
             if results is not None:
                 results, more = step.loaded(results)
                 found += more
         if isinstance(path, str) and results is not None:  # some decoders fill what is missing
-            why = file_fault(fileio.get(path, getattr(dataset, 'backend_args', None)))
+            why = file_fault(fileio.get(path, getattr(part, 'backend_args', None)))
             found += [Finding('file', path, why)] if why else []
         return _labels_in(results, labels), found
 
+    seen, is_whole = [], True
     with ThreadPoolExecutor() as pool:
-        for numbers, found in pool.map(look, indices):
+        for numbers, found in pool.map(look, tasks):
             seen += [] if numbers is None else [numbers]
             is_whole &= not any(finding.fatal for finding in found)
             yield from found
     if seen and is_whole and labels.number is not None:
-        count = len(indices) if len(indices) < len(dataset) else None
-        yield from _check_seen(set().union(*seen), labels, dataset, count, trained)
+        count = len(tasks) if len(tasks) < sum(map(len, parts)) else None
+        yield from _check_seen(set().union(*seen), labels, parts[0], count, trained)
 
 
 def _labels_in(loaded: Optional[dict], labels: Labels) -> Optional[Set[int]]:
@@ -208,7 +212,7 @@ def _check_seen(
     missing = [label for label in range(number) if label not in seen]
     if labels.of_pixels and not seen:
         what = f'has maps with the label {labels.ignored} only, which is ignored (ignore_index)'
-        yield Finding('class', where, what, True)
+        yield Finding('class', where, what, count is None)
     elif trained and missing:
         names = getattr(dataset, 'metainfo', {}).get('classes') or ()
         shown = [repr(names[i]) if i < len(names) else f'label {i}' for i in missing[:5]]
