@@ -6,16 +6,9 @@ from typing import Dict, Tuple
 
 from torch import Tensor, nn
 
-from ..checkpoints import (
-    CheckpointError,
-    check_fits,
-    convert,
-    detect_source,
-    kind_of,
-    load_state_dict,
-    save_checkpoint,
-)
+from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
 from ..checkpoints.compare import COMPILED
+from ..checkpoints.converters import convert, detect_source, kind_of
 from ..utils import check_writable, redacted
 from ..utils.command_line import errors_in_one_line
 

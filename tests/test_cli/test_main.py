@@ -12,7 +12,7 @@ import mmlinattn
 from mmlinattn import __main__ as program
 from mmlinattn.analysis.throughput import AUTOCAST
 from mmlinattn.apis.sources import MAX_MEGAPIXELS
-from mmlinattn.checkpoints import SOURCES
+from mmlinattn.checkpoints.converters import SOURCES
 from mmlinattn.cli import check_data, doctor, test, train
 from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
