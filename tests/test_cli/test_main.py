@@ -135,6 +135,7 @@ def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
 def test_home_folder_after_an_equals_sign(monkeypatch):
     def done(args):
         assert (args.work_dir, args.cfg_options) == ('/home/me/x', {'a.b': '/home/me', 'c': 'a~'})
+        return 0
 
     monkeypatch.setenv('HOME', '/home/me')
     monkeypatch.setattr(train, 'main', done)
