@@ -4,31 +4,20 @@ import io
 import json
 from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, Union
+from typing import Any, Dict, Union
 
 import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..utils import WriteError, atomic_write
+from ..utils import atomic_write
 from .errors import CheckpointError
 
 PathLike = Union[str, Path]
 SAFETENSORS = '.safetensors'
 SUFFIXES = ('.pth', '.pt', SAFETENSORS)
-
-
-@contextmanager
-def atomic_checkpoint(path: Path) -> Iterator[Path]:
-    """Write a file with :func:`mmlinattn.utils.atomic_file`; raise CheckpointError on failure."""
-    try:
-        with atomic_write(path) as temporary:
-            yield temporary
-    except WriteError as error:
-        raise CheckpointError(error) from error
 
 
 def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
@@ -43,7 +32,8 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         meta: meta information; entries that are not of plain types are omitted.
 
     Raises:
-        CheckpointError: ``path`` has another suffix, is not a regular file, or cannot be written.
+        CheckpointError: ``path`` has another suffix.
+        mmlinattn.utils.WriteError: it is not a regular file, or cannot be written.
 
     Example:
         >>> import os, tempfile
@@ -56,8 +46,6 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     path = Path(path).expanduser()
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f'{path}: the name of a checkpoint must end in one of {SUFFIXES}')
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f'{path} is there and is no regular file')
     # Cloned because torch.save writes the complete storage behind a view.
     state_dict = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -70,7 +58,7 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
         content = buffer.getbuffer()
-    with atomic_checkpoint(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(content)
 
 

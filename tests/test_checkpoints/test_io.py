@@ -23,6 +23,7 @@ from mmlinattn.checkpoints import (
 )
 from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
 from mmlinattn.checkpoints.write import plain_meta
+from mmlinattn.utils import WriteError
 
 
 class Runs:
@@ -290,7 +291,7 @@ def test_failed_write_leaves_the_folder_as_it_was(tmp_path, monkeypatch, suffix)
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr(os, 'replace', full_disk)
-    with pytest.raises(CheckpointError, match='No space left on device; older files are'):
+    with pytest.raises(WriteError, match='No space left on device; older files are'):
         save_checkpoint(path, dict(a=WEIGHT + 1), {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -300,5 +301,5 @@ def test_only_checkpoint_names_and_regular_files_are_written(tmp_path):
     with pytest.raises(CheckpointError, match='must end in one of'):
         save_checkpoint(tmp_path / 'a.txt', dict(a=WEIGHT), {})
     (tmp_path / 'folder.pth').mkdir()
-    with pytest.raises(CheckpointError, match='no regular file'):
+    with pytest.raises(WriteError, match='it is a folder'):
         save_checkpoint(tmp_path / 'folder.pth', dict(a=WEIGHT), {})
