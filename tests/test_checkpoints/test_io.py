@@ -39,7 +39,9 @@ class Runs:
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 
-@pytest.mark.parametrize('section', ['state_dict', 'model', 'model_ema', 'net', None])
+@pytest.mark.parametrize(
+    'section', ['state_dict', 'model', 'model_ema', 'net', 'model_state_dict', None]
+)
 def test_weights_are_found(tmp_path, section):
     weights = {'module.fc.weight': WEIGHT}
     torch.save({section: weights, 'epoch': 3} if section else weights, tmp_path / 'a.pth')
