@@ -42,8 +42,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parse(arguments)
     sys.argv = [f'mmlinattn {name}', *arguments]
     with errors_in_one_line(args.debug):
-        module = _import_command(name, parse.__name__)
-    return module.main(args) or 0
+        found = _import_command(name, parse.__name__).main(args)
+    return found if isinstance(found, int) else found()
 
 
 def _import_command(name: str, module: str) -> ModuleType:

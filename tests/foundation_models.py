@@ -6,7 +6,7 @@ from typing import Tuple
 
 import torch
 
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.backbones.vit_architectures import (
     CLIP,

@@ -7,7 +7,6 @@ from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequ
 from torch import Tensor, nn
 
 from ..utils.suggest import shorten
-from .convert import fitting_source
 from .errors import CheckpointError
 from .read import read_checkpoint, weights_of
 from .write import PathLike
@@ -119,7 +118,7 @@ def check_fits(
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
         CheckpointError: a shape differs, no name has the prefix, or no name is in both; weights are
-            NaN or infinite; or the weights are of a release and fit after :func:`convert`.
+            NaN or infinite; or the weights fit after :func:`.converters.convert`.
 
     Example:
         >>> import os, tempfile
@@ -147,6 +146,8 @@ def check_fits(
         raise CheckpointError(f'{source}: only the file or only the model has floats as '
                               f'{shorten(other)}')  # fmt: skip
     if report.missing or not report.matched:
+        from .converters import fitting_source  # the mappings of all releases, for a message
+
         release = fitting_source(loaded, model_state, len(report.matched))
         if release == 'rala' and 'proj.weight' not in loaded:
             release = 'rala (RAVLT) or --source mala (MAViT)'

@@ -20,10 +20,11 @@ from .safe_unpickle import safe_globals
 from .write import PathLike, plain_meta
 
 # MMEngine and MMCV write ``state_dict``. Scripts based on DeiT (RALA, SMCA, ...) write ``model``
-# and sometimes the moving average ``model_ema``, ViL writes ``net``, TimeSformer ``model_state``.
+# and sometimes the moving average ``model_ema``, ViL writes ``net``, TimeSformer ``model_state``,
+# PyTorch's tutorials ``model_state_dict``.
 # ``model`` comes before ``model_ema`` because the accuracies published with DeiT's scripts are
 # those of ``model``.
-SECTIONS = ('state_dict', 'model', 'model_ema', 'net', 'model_state')
+SECTIONS = ('state_dict', 'model', 'model_ema', 'net', 'model_state', 'model_state_dict')
 
 
 def read_checkpoint(source: PathLike) -> Dict[str, Any]:

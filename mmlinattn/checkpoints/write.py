@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..utils import WriteError, atomic_write
+from ..utils import atomic_write
 from .errors import CheckpointError
 
 PathLike = Union[str, Path]
@@ -32,7 +32,8 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         meta: meta information; entries that are not of plain types are omitted.
 
     Raises:
-        CheckpointError: ``path`` has another suffix, is not a regular file, or cannot be written.
+        CheckpointError: ``path`` has another suffix.
+        mmlinattn.utils.WriteError: it is not a regular file, or cannot be written.
 
     Example:
         >>> import os, tempfile
@@ -57,11 +58,8 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
         content = buffer.getbuffer()
-    try:
-        with atomic_write(path) as temporary:
-            temporary.write_bytes(content)
-    except WriteError as error:
-        raise CheckpointError(error) from error
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def plain_meta(meta: Mapping) -> Dict[str, Any]:

@@ -9,7 +9,6 @@ from ..apis.sources import IMAGES
 from ..app import load_models, package_models
 from ..app.page import serve
 from ..engine.model import check_device
-from ..utils.command_line import errors_in_one_line
 from .arguments.prediction import EXAMPLES
 
 MOST_EXAMPLES = 8
@@ -29,10 +28,9 @@ def examples_of(folder: Optional[Path]) -> List[Path]:
 
 
 def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        if importlib.util.find_spec('gradio') is None:
-            raise ModuleNotFoundError("the page needs the package gradio: pip install 'gradio>=6'")
-        examples = examples_of(args.images)
-        files = list(zip(args.models[::2], args.models[1::2])) or package_models()
-        serve(load_models(files, check_device(args.device)), examples, args.host, args.port)
+    if importlib.util.find_spec('gradio') is None:
+        raise ModuleNotFoundError("the page needs the package gradio: pip install 'gradio>=6'")
+    examples = examples_of(args.images)
+    files = list(zip(args.models[::2], args.models[1::2])) or package_models()
+    serve(load_models(files, check_device(args.device)), examples, args.host, args.port)
     return 0

@@ -6,18 +6,16 @@ from collections import Counter
 from ..engine.config import load_config
 from ..engine.preflight.run import audit
 from ..utils import redacted
-from ..utils.command_line import errors_in_one_line
 
 
 def main(args: argparse.Namespace) -> int:
     images: Counter = Counter()
     kinds: Counter = Counter()
-    with errors_in_one_line(args.debug):
-        cfg = load_config(args.config, args.cfg_options)
-        for split, finding in audit(cfg, tuple(args.splits), images):
-            kinds[split, finding.kind] += 1
-            line = f'{split}, {finding.kind}: {finding.where}: {finding.what}'
-            print(redacted(line), flush=True)
+    cfg = load_config(args.config, args.cfg_options)
+    for split, finding in audit(cfg, tuple(args.splits), images):
+        kinds[split, finding.kind] += 1
+        line = f'{split}, {finding.kind}: {finding.where}: {finding.what}'
+        print(redacted(line), flush=True)
     for split in images:
         print(f'{split}: {images[split]} images')
     for (split, kind), count in sorted(kinds.items()):

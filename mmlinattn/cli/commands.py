@@ -8,8 +8,9 @@ from ..utils.suggest import did_you_mean
 from . import arguments
 
 # Function that parses the arguments. The first line of its docstring describes the command. The
-# module of this package that has its name has a function ``main(args)``, which returns the exit
-# code.
+# module of this package that has its name has a function ``main(args)``, whose errors are printed
+# in one line. It returns the exit code, or the function of a long run, which returns the code and
+# decides itself which errors have a traceback.
 Command = Callable[[Optional[List[str]]], Namespace]
 GROUPS: Dict[str, Dict[str, Command]] = {
     'Train and test': {

@@ -10,7 +10,7 @@ from ..analysis.complexity import check_shape
 from ..engine import build_model
 from ..engine.config import load_config
 from ..utils import check_writable, write_json
-from ..utils.command_line import errors_in_one_line, plain_console
+from ..utils.command_line import plain_console
 
 
 def table(result: Complexity, title: str, depth: int) -> Table:
@@ -34,14 +34,12 @@ def table(result: Complexity, title: str, depth: int) -> Table:
 
 
 def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        shape = check_shape(args.shape)
-        if args.json:
-            check_writable(args.json)
-        cfg = load_config(args.config, args.cfg_options)
-        result = analyse(build_model(cfg), shape)
-        if args.json:
-            write_json(args.json, result.to_dict())
+    shape = check_shape(args.shape)
+    if args.json:
+        check_writable(args.json)
+    result = analyse(build_model(load_config(args.config, args.cfg_options)), shape)
+    if args.json:
+        write_json(args.json, result.to_dict())
     console = plain_console()
     height, width = result.shape
     console.print(table(result, f'{Path(args.config).stem}, {height} x {width}', args.depth))

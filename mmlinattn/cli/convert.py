@@ -6,18 +6,10 @@ from typing import Dict, Tuple
 
 from torch import Tensor, nn
 
-from ..checkpoints import (
-    CheckpointError,
-    check_fits,
-    convert,
-    detect_source,
-    kind_of,
-    load_state_dict,
-    save_checkpoint,
-)
+from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
 from ..checkpoints.compare import COMPILED
+from ..checkpoints.converters import convert, detect_source, kind_of
 from ..utils import check_writable, redacted
-from ..utils.command_line import errors_in_one_line
 
 
 def built(config: str) -> nn.Module:
@@ -74,7 +66,7 @@ def renamed(
     return tensors, f'behind {args.prefix!r}'
 
 
-def run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> int:
     if '://' not in args.src and Path(args.src).resolve() == args.dst.resolve():
         raise CheckpointError(f'SRC and DST are the same file {args.dst}')
     if args.dst.exists() and not args.force:
@@ -93,9 +85,4 @@ def run(args: argparse.Namespace) -> None:
     print(f'{redacted(args.src)}: {kind} {origin}')
     print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
     print(usage(kind, args.dst))
-
-
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        run(args)
     return 0

@@ -17,7 +17,7 @@ from rich.table import Table
 from ..engine.preflight.data import DATA_HINTS
 from ..ops.common import dispatch
 from ..ops.gpu_check import check_kernels
-from ..utils.command_line import errors_in_one_line, plain_console
+from ..utils.command_line import plain_console
 from ..utils.versions import TESTED, untested
 from ..version import __version__
 
@@ -113,9 +113,8 @@ def data_sets() -> Iterator[Row]:
 
 def main(args: argparse.Namespace) -> int:
     if args.gpu:
-        return _check_kernels(args.debug)
-    with errors_in_one_line(args.debug):
-        rows = [*packages(), operators_of_mmcv(), *devices(), *data_sets()]
+        return _check_kernels()
+    rows = [*packages(), operators_of_mmcv(), *devices(), *data_sets()]
     table = Table('what', 'found', title='mmlinattn doctor')
     for name, found, state in rows:
         table.add_row(name, found, style=STYLES[state])
@@ -123,27 +122,26 @@ def main(args: argparse.Namespace) -> int:
     return int(any(state == 'missing' for *_, state in rows))
 
 
-def _check_kernels(debug: bool) -> int:
+def _check_kernels() -> int:
     """Print how the kernels compare with float64, by operator and dtype."""
-    with errors_in_one_line(debug):
-        if not torch.cuda.is_available():
-            raise RuntimeError('--gpu needs a CUDA device, and torch finds none')
-        device = torch.device('cuda', torch.cuda.current_device())
-        problem = dispatch.gpu_problem(device.index)
-        if problem:
-            raise RuntimeError(f'--gpu: {problem}')
-        name = torch.cuda.get_device_name(device)
-        print(f'{name}, torch {torch.__version__}, Triton {dispatch.triton_version()}')
-        table = Table('operator', 'dtype', 'output', 'gradients', 'finding', title='kernels')
-        wrong = False
-        for found in check_kernels(device):
-            errors = f'{found.output:.1e}', f'{found.gradients:.1e}'
-            style = 'green'
-            if found.problem:
-                style = 'yellow' if found.is_unsupported else 'red'
-                wrong |= not found.is_unsupported
-            dtype = str(found.dtype).removeprefix('torch.')
-            table.add_row(found.operator, dtype, *errors, found.problem or 'agrees', style=style)
+    if not torch.cuda.is_available():
+        raise RuntimeError('--gpu needs a CUDA device, and torch finds none')
+    device = torch.device('cuda', torch.cuda.current_device())
+    problem = dispatch.gpu_problem(device.index)
+    if problem:
+        raise RuntimeError(f'--gpu: {problem}')
+    name = torch.cuda.get_device_name(device)
+    print(f'{name}, torch {torch.__version__}, Triton {dispatch.triton_version()}')
+    table = Table('operator', 'dtype', 'output', 'gradients', 'finding', title='kernels')
+    wrong = False
+    for found in check_kernels(device):
+        errors = f'{found.output:.1e}', f'{found.gradients:.1e}'
+        style = 'green'
+        if found.problem:
+            style = 'yellow' if found.is_unsupported else 'red'
+            wrong |= not found.is_unsupported
+        dtype = str(found.dtype).removeprefix('torch.')
+        table.add_row(found.operator, dtype, *errors, found.problem or 'agrees', style=style)
     plain_console().print(table)
     if wrong:
         print(f'Set {dispatch.ENV_VARIABLE}=torch to run without kernels, and please report this.')

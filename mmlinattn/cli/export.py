@@ -5,19 +5,17 @@ from pathlib import Path
 
 from ..deployment import FORMATS, ExportSettings, export, sample_image
 from ..engine.config import load_config
-from ..utils.command_line import errors_in_one_line
 
 
 def main(args: argparse.Namespace) -> int:
     name = Path(args.config).stem
-    with errors_in_one_line(args.debug):
-        cfg = load_config(args.config, args.cfg_options)
-        image, origin = sample_image(cfg, args.sample)
-        settings = ExportSettings(tuple(args.shape), args.static, args.dynamic_batch)
-        print(f'compared on {origin}', flush=True)
-        out = args.out or Path('work_dirs') / name / name
-        if out.suffix in [form.suffix for form in FORMATS.values()]:  # each format adds its own
-            out = out.with_suffix('')
-        for written in export(cfg, args.checkpoint, args.format, settings, out, image):
-            print(written, flush=True)
+    cfg = load_config(args.config, args.cfg_options)
+    image, origin = sample_image(cfg, args.sample)
+    settings = ExportSettings(tuple(args.shape), args.static, args.dynamic_batch)
+    print(f'compared on {origin}', flush=True)
+    out = args.out or Path('work_dirs') / name / name
+    if out.suffix in [form.suffix for form in FORMATS.values()]:  # each format adds its own
+        out = out.with_suffix('')
+    for written in export(cfg, args.checkpoint, args.format, settings, out, image):
+        print(written, flush=True)
     return 0

@@ -2,6 +2,8 @@
 
 import argparse
 from dataclasses import fields
+from functools import partial
+from typing import Callable
 
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
@@ -28,9 +30,7 @@ def prepare(args: argparse.Namespace) -> Linearizer:
     return Linearizer(cfg, args.checkpoint, options)
 
 
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        work = prepare(args)
+def run(args: argparse.Namespace, work: Linearizer) -> int:
     with errors_in_one_line(args.debug, KNOWN, args.out):
         try:
             work.run()
@@ -41,3 +41,8 @@ def main(args: argparse.Namespace) -> int:
             raise
     launch.leave_process_group()
     return 0
+
+
+def main(args: argparse.Namespace) -> Callable[[], int]:
+    """Check everything, and return the function that trains."""
+    return partial(run, args, prepare(args))

@@ -17,7 +17,7 @@ from ..apis import Prediction, Predictor, coco_json, image_files, load, read_ima
 from ..apis.prediction import write_file
 from ..engine.model import check_device
 from ..utils import check_writable
-from ..utils.command_line import error_text, errors_in_one_line, plain_console, progress_bars
+from ..utils.command_line import error_text, plain_console, progress_bars
 
 
 class Job:
@@ -141,8 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        faults = run(args)
+    faults = run(args)
     if faults:
         print(f'error: {faults} image(s) failed, named above', file=sys.stderr)
     return 1 if faults else 0

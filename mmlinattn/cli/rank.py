@@ -20,7 +20,7 @@ from ..apis.sources import image_files, read_image
 from ..engine.config import load_config
 from ..engine.model import check_device, initial_model, load_model
 from ..utils import check_writable, write_json
-from ..utils.command_line import errors_in_one_line, plain_console
+from ..utils.command_line import plain_console
 from ..visualization.rank import draw_ranks
 
 FILES = ('rank.json', 'rank.png')
@@ -96,7 +96,7 @@ def build(args: argparse.Namespace, cfg: Config) -> Tuple[BaseModel, str]:
     return model, f'initial weights, untrained (seed {args.seed})'
 
 
-def run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> int:
     cfg, args.device = load_config(args.config, args.cfg_options), check_device(args.device)
     images = open_images(args.images, args.num_images) if args.images else {}
     for name in FILES:
@@ -121,9 +121,4 @@ def run(args: argparse.Namespace) -> None:
     console = plain_console()
     console.print(table(layers, title, args.tolerance))
     console.print(*(args.out / name for name in FILES), soft_wrap=True, highlight=False)
-
-
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        run(args)
     return 0

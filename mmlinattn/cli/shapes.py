@@ -4,14 +4,12 @@ import argparse
 import json
 
 from ..datasets.shapes import generate
-from ..utils.command_line import errors_in_one_line
 
 
 def main(args: argparse.Namespace) -> int:
     options = {name: value for name, value in vars(args).items() if name != 'debug'}
-    with errors_in_one_line(args.debug):
-        root = generate(**options)
-        counts = json.loads((root / 'shapes.json').read_text())['counts']
+    root = generate(**options)
+    counts = json.loads((root / 'shapes.json').read_text())['counts']
     print(f'Shapes is in {root}')
     for split, count in counts.items():
         classes = ', '.join(f'{n} {name}' for name, n in count['instances_by_class'].items())

@@ -1,8 +1,9 @@
 """Test a checkpoint or an exported file."""
 
 import argparse
+from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from mmengine.config import Config
 from mmengine.dist import is_main_process
@@ -94,10 +95,13 @@ def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
     return runner
 
 
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        runner = prepare(args)
+def test(args: argparse.Namespace, runner: PluginRunner) -> int:
     with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
         runner.test()
     launch.leave_process_group()
     return 0
+
+
+def main(args: argparse.Namespace) -> Callable[[], int]:
+    """Check everything, and return the function that tests."""
+    return partial(test, args, prepare(args))

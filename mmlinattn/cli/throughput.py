@@ -14,7 +14,7 @@ from ..analysis.throughput import Throughput, throughput
 from ..engine.config import load_config
 from ..engine.model import check_device, initial_model
 from ..utils import check_writable, write_json
-from ..utils.command_line import error_text, errors_in_one_line, plain_console
+from ..utils.command_line import error_text, plain_console
 
 
 def machine(args: argparse.Namespace) -> str:
@@ -53,8 +53,7 @@ def measure(args: argparse.Namespace, model: nn.Module, shape: Tuple[int, int]) 
     return found
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the table and return the number of batch sizes that failed."""
+def main(args: argparse.Namespace) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     cfg, args.device = load_config(args.config, args.cfg_options), check_device(args.device)
@@ -76,10 +75,4 @@ def run(args: argparse.Namespace) -> int:
     if found:
         title = f'{Path(args.config).stem}, {type(part).__name__}, {height} x {width}'
         console.print(table(found, title, where))
-    return len(args.batch_size) - len(found)
-
-
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        faults = run(args)
-    return 1 if faults else 0
+    return int(len(found) < len(args.batch_size))

@@ -1,7 +1,9 @@
 """Train a detector, segmentor or classifier from a config."""
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import Callable
 
 from mmengine.dist import is_main_process
 
@@ -40,9 +42,7 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     return runner
 
 
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        runner = prepare(args)
+def train(args: argparse.Namespace, runner: PluginRunner) -> int:
     with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
         try:
             runner.train()
@@ -51,3 +51,8 @@ def main(args: argparse.Namespace) -> int:
             raise
     launch.leave_process_group()
     return 0
+
+
+def main(args: argparse.Namespace) -> Callable[[], int]:
+    """Check everything, and return the function that trains."""
+    return partial(train, args, prepare(args))

@@ -9,11 +9,10 @@ from mmdet.apis import inference_detector
 from ..apis.sources import read_image
 from ..engine.config import load_config
 from ..engine.model import check_device, class_names, load_model
-from ..utils.command_line import errors_in_one_line
 from ..visualization.attention_maps import draw_decoder_maps, record
 
 
-def run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> int:
     cfg = load_config(args.config, args.cfg_options)
     model, meta = load_model(cfg, args.checkpoint, check_device(args.device))
     classes = class_names(cfg, meta, model.bbox_head.num_classes)
@@ -25,9 +24,4 @@ def run(args: argparse.Namespace) -> None:
     stride = model.decoder.stride
     path = args.out_dir / f'{args.image.stem}_decoder.png'
     print(draw_decoder_maps(path, image, seen, stride, classes, args.queries))
-
-
-def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        run(args)
     return 0

@@ -21,7 +21,6 @@ from ..engine.config import load_config
 from ..engine.model import initial_model, load_model
 from ..models.layers import BaseAttention, registered_subclasses
 from ..models.layers.attend_calls import calls_of
-from ..utils.command_line import errors_in_one_line
 from ..utils.suggest import did_you_mean
 from ..visualization.files import check_picture
 from ..visualization.key_weights import draw_key_weights, key_weights
@@ -152,6 +151,5 @@ def draw(args: argparse.Namespace) -> Path:
 
 
 def main(args: argparse.Namespace) -> int:
-    with errors_in_one_line(args.debug):
-        print(draw(args))
+    print(draw(args))
     return 0

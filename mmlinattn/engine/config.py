@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, Optional
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.hooks import Hook
-from mmengine.registry import Registry, init_default_scope
+from mmengine.registry import init_default_scope
 from mmengine.utils import import_modules_from_strings
 
 from ..utils import dicts, has_user, nodes, redacted
@@ -251,9 +251,3 @@ def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None
         cfg.work_dir = osp.join('work_dirs', Path(config_path).stem)
     if re.search('[\ud800-\udfff]', str(cfg.work_dir)):  # surrogates of undecodable bytes
         raise ValueError(f'work_dir {cfg.work_dir!a} is not UTF-8: choose another name')
-
-
-def is_subtype(cfg: dict, kind: type, registry: Registry) -> bool:
-    """Return True if the ``type`` of a config, a class or its name, is this class."""
-    found = cfg.get('type')
-    return (registry.get(found) if isinstance(found, str) else found) is kind

@@ -11,12 +11,11 @@ from mmlinattn.checkpoints import (
     CheckpointError,
     check_fits,
     compare,
-    convert,
-    kind_of,
     load_checkpoint,
     load_state_dict,
     save_checkpoint,
 )
+from mmlinattn.checkpoints.converters import convert, kind_of
 
 
 def test_converting_twice_is_refused(dense):

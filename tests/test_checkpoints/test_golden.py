@@ -7,7 +7,7 @@ import pytest
 import torch
 from mmengine.registry import MODELS, DefaultScope
 
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints.converters import convert
 from tests.test_checkpoints.conftest import below
 
 LAYOUTS = {

@@ -23,6 +23,7 @@ from mmlinattn.checkpoints import (
 )
 from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
 from mmlinattn.checkpoints.write import plain_meta
+from mmlinattn.utils import WriteError
 
 
 class Runs:
@@ -38,7 +39,9 @@ class Runs:
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 
-@pytest.mark.parametrize('section', ['state_dict', 'model', 'model_ema', 'net', None])
+@pytest.mark.parametrize(
+    'section', ['state_dict', 'model', 'model_ema', 'net', 'model_state_dict', None]
+)
 def test_weights_are_found(tmp_path, section):
     weights = {'module.fc.weight': WEIGHT}
     torch.save({section: weights, 'epoch': 3} if section else weights, tmp_path / 'a.pth')
@@ -290,7 +293,7 @@ def test_failed_write_leaves_the_folder_as_it_was(tmp_path, monkeypatch, suffix)
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr(os, 'replace', full_disk)
-    with pytest.raises(CheckpointError, match='No space left on device; older files are'):
+    with pytest.raises(WriteError, match='No space left on device; older files are'):
         save_checkpoint(path, dict(a=WEIGHT + 1), {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -300,5 +303,5 @@ def test_only_checkpoint_names_and_regular_files_are_written(tmp_path):
     with pytest.raises(CheckpointError, match='must end in one of'):
         save_checkpoint(tmp_path / 'a.txt', dict(a=WEIGHT), {})
     (tmp_path / 'folder.pth').mkdir()
-    with pytest.raises(CheckpointError, match='cannot be written: it is a'):
+    with pytest.raises(WriteError, match='it is a folder'):
         save_checkpoint(tmp_path / 'folder.pth', dict(a=WEIGHT), {})

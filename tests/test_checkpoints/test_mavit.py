@@ -8,7 +8,8 @@ from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import load_checkpoint
 from torch import nn
 
-from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
+from mmlinattn.checkpoints import CheckpointError, check_fits, save_checkpoint
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MAViT
 from mmlinattn.models.layers import MALA
 from tests.test_checkpoints.conftest import below

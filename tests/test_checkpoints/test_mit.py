@@ -4,13 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mmlinattn.checkpoints import (
-    CheckpointError,
-    check_fits,
-    convert,
-    kind_of,
-    save_checkpoint,
-)
+from mmlinattn.checkpoints import CheckpointError, check_fits, save_checkpoint
+from mmlinattn.checkpoints.converters import convert, kind_of
 from mmlinattn.models.backbones import MixTransformer
 
 ARCH = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))

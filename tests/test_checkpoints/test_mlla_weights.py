@@ -5,7 +5,8 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from mmlinattn.checkpoints import CheckpointError, check_fits, convert, kind_of, save_checkpoint
+from mmlinattn.checkpoints import CheckpointError, check_fits, save_checkpoint
+from mmlinattn.checkpoints.converters import convert, kind_of
 from mmlinattn.models.backbones import MLLA
 
 DIMS, DEPTHS, HEADS = (8, 16, 32, 64), (1, 2, 1, 1), (1, 2, 2, 4)

@@ -8,13 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from mmlinattn.checkpoints import (
-    CheckpointError,
-    check_fits,
-    convert,
-    load_state_dict,
-    save_checkpoint,
-)
+from mmlinattn.checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MixTransformer, Swin, ViT
 from tests.foundation_models import renamed
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmlinattn.checkpoints import convert, kind_of
+from mmlinattn.checkpoints.converters import convert, kind_of
 from tests.test_checkpoints.conftest import below
 
 # The first and last categories of COCO, and those on both sides of gaps: class -> id.

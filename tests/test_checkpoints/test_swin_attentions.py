@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mmlinattn.checkpoints import CheckpointError, convert
+from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import Swin
 from mmlinattn.models.layers import build_attention
 

@@ -12,7 +12,7 @@ import mmlinattn
 from mmlinattn import __main__ as program
 from mmlinattn.analysis.throughput import AUTOCAST
 from mmlinattn.apis.sources import MAX_MEGAPIXELS
-from mmlinattn.checkpoints import SOURCES
+from mmlinattn.checkpoints.converters import SOURCES
 from mmlinattn.cli import check_data, doctor, test, train
 from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
@@ -135,6 +135,7 @@ def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
 def test_home_folder_after_an_equals_sign(monkeypatch):
     def done(args):
         assert (args.work_dir, args.cfg_options) == ('/home/me/x', {'a.b': '/home/me', 'c': 'a~'})
+        return 0
 
     monkeypatch.setenv('HOME', '/home/me')
     monkeypatch.setattr(train, 'main', done)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mmlinattn import __version__
-from mmlinattn.checkpoints import SOURCES
+from mmlinattn.checkpoints.converters import SOURCES
 
 TOP = ('setup.py', 'pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'CITATION.cff')
 TOP += ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md', 'model-index.yml')

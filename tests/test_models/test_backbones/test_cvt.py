@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.checkpoints import CheckpointError, convert
+from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import CvT
 
 TINY = dict(embed_dims=(8, 16, 24), depths=(1, 2, 2), num_heads=(1, 2, 3))

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmlinattn.checkpoints import CheckpointError, convert
+from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.backbones.vit_patch_embed import resize_positions
 from mmlinattn.models.layers import SwiGLU, build_attention, registered_subclasses

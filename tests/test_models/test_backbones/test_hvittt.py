@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import HViTTT, TransformerBlock, ViT
 from mmlinattn.models.layers import TTTAttention
 from mmlinattn.models.necks import RAVLTNeck

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MixTransformer
 from mmlinattn.models.layers import SpatialReductionAttention
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MLLA
 from mmlinattn.models.backbones.mlla import MLLABlock
 

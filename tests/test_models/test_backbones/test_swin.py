@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import Swin
 
 TINY = dict(embed_dims=(8, 16, 32, 64), depths=(2, 2, 3, 2), num_heads=(1, 2, 4, 8))

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmlinattn.checkpoints import CheckpointError, convert
+from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import ViL
 
 TINY = dict(

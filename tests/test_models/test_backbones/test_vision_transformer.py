@@ -4,7 +4,8 @@ import pytest
 import torch
 from mmengine.logging import MMLogger
 
-from mmlinattn.checkpoints import CheckpointError, check_fits, convert, save_checkpoint
+from mmlinattn.checkpoints import CheckpointError, check_fits, save_checkpoint
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.engine.model import quiet
 from mmlinattn.models.backbones import Swin, ViT
 from mmlinattn.models.necks import SimpleFeaturePyramid

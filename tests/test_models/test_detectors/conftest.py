@@ -7,7 +7,7 @@ import torch
 from mmengine.config import ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
-from mmlinattn.checkpoints import convert
+from mmlinattn.checkpoints.converters import convert
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
 

@@ -9,7 +9,8 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmlinattn.checkpoints import CheckpointError, convert
+from mmlinattn.checkpoints import CheckpointError
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.layers import BaseAttention, registered_subclasses
 from mmlinattn.projects.video import TimeSformer
