@@ -20,28 +20,29 @@ def registered_subclasses(base: type) -> Dict[str, type]:
     return {n: cls for n, cls in found if isinstance(cls, type) and issubclass(cls, base)}
 
 
-def find_subclass(argument: str, kind: Any, base: type, also_known: Iterable[str] = ()) -> Any:
-    """Return a registered subclass of ``base`` by its name, or the class itself.
+def build_part(
+    argument: str, base: type, cfg: Union[str, dict], also_known: Iterable[str] = (), **given: Any
+) -> Any:
+    """Build a part of an attention, such as its position.
 
     Args:
-        argument: name of the argument, for the message.
-        kind: name or class.
-        base: the class that it must inherit from.
+        argument: name of the argument of the attention, for messages.
+        base: the class that the part must inherit from.
+        cfg: registered name, or config whose type is a name or a class.
         also_known: further names for the message.
+        given: options of the constructor that the config does not have.
 
     Raises:
-        ValueError: ``kind`` is neither; the message names the known ones.
+        ValueError: the type is unknown; the message names the known ones.
+        TypeError: the config lacks an option, or has an unknown one.
     """
-    found = _registered(kind) if isinstance(kind, str) else kind
-    if not (isinstance(found, type) and issubclass(found, base)):
+    cfg = dict(cfg) if isinstance(cfg, dict) else dict(type=cfg)
+    kind = cfg.pop('type', None)
+    cls = _registered(kind) if isinstance(kind, str) else kind
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         known = [*also_known, *registered_subclasses(base)]
         hint = did_you_mean(kind, known) if isinstance(kind, str) else ''
         raise ValueError(f'{argument} must be one of {known}, got {kind!r}{hint}')
-    return found
-
-
-def build_with_options(cls: type, argument: str, cfg: dict, **given: Any) -> Any:
-    """Return ``cls(**given, **cfg)``; a TypeError names a missing or unknown option."""
     try:
         return cls(**given, **cfg)
     except TypeError:

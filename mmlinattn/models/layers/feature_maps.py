@@ -18,7 +18,7 @@ from ...ops.common.feature_maps import FEATURE_MAPS
 from ...ops.common.numerics import accumulation_dtype, masked_softmax, multiply, no_autocast
 from ...ops.learnt_features import sines_and_cosines
 from ...utils import check_integer, check_number
-from .build import build_with_options, find_subclass
+from .build import build_part
 from .linear_projection import has_hooks
 
 
@@ -410,11 +410,10 @@ def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> F
         >>> type(build_feature_map(dict(type='DPFPFeatures', order=2), 32, 6)).__name__
         'DPFPFeatures'
     """
-    cfg = dict(cfg) if isinstance(cfg, dict) else dict(type=cfg)
-    kind = cfg.pop('type', None)
+    kind = cfg.get('type') if isinstance(cfg, dict) else cfg
     if isinstance(kind, str) and kind in FEATURE_MAPS:
-        if cfg:
+        if isinstance(cfg, dict) and len(cfg) > 1:
             raise ValueError(f'feature_map {kind!r} has no options, got {cfg}')
         return FixedFeatures(head_dim, num_heads, kind)
-    found = find_subclass('feature_map', kind, FeatureMap, also_known=FEATURE_MAPS)
-    return build_with_options(found, 'feature_map', cfg, head_dim=head_dim, num_heads=num_heads)
+    sizes = dict(head_dim=head_dim, num_heads=num_heads)
+    return build_part('feature_map', FeatureMap, cfg, FEATURE_MAPS, **sizes)

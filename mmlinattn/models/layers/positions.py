@@ -17,7 +17,7 @@ from ...ops.common.checks import check_sides
 from ...ops.common.numerics import accumulation_dtype, may_be_symbolic, no_autocast
 from ...ops.common.rotary import Rotary
 from ...utils import check_integer
-from .build import build_with_options, find_subclass
+from .build import build_part
 from .token_layout import require_static_size
 
 HW = Tuple[int, int]
@@ -366,6 +366,4 @@ def build_position(
     """
     if cfg is None:
         return None
-    cfg = dict(cfg) if isinstance(cfg, dict) else dict(type=cfg)
-    found = find_subclass('position', cfg.pop('type', None), LinearPosition)
-    return build_with_options(found, 'position', cfg, head_dim=head_dim, num_heads=num_heads)
+    return build_part('position', LinearPosition, cfg, head_dim=head_dim, num_heads=num_heads)
