@@ -5,7 +5,7 @@ from argparse import Namespace
 from typing import Callable, Dict, List, Optional, Tuple
 
 from ..utils.suggest import did_you_mean
-from . import arguments
+from .arguments import analysis, checkpoints, data, linearize, prediction, runs, visualize
 
 # Function that parses the arguments. The first line of its docstring describes the command. The
 # module of this package that has its name has a function ``main(args)``, whose errors are printed
@@ -14,27 +14,27 @@ from . import arguments
 Command = Callable[[Optional[List[str]]], Namespace]
 GROUPS: Dict[str, Dict[str, Command]] = {
     'Train and test': {
-        'train': arguments.train,
-        'test': arguments.test,
-        'linearize': arguments.linearize,
+        'train': runs.train,
+        'test': runs.test,
+        'linearize': linearize.linearize,
     },
     'Predict and deploy': {
-        'predict': arguments.predict,
-        'app': arguments.app,
-        'export': arguments.export,
+        'predict': prediction.predict,
+        'app': prediction.app,
+        'export': prediction.export,
     },
     'Data and weights': {
-        'check-data': arguments.check_data,
-        'shapes': arguments.shapes,
-        'convert': arguments.convert,
+        'check-data': data.check_data,
+        'shapes': data.shapes,
+        'convert': checkpoints.convert,
     },
     'Analyse': {
-        'analyze complexity': arguments.complexity,
-        'analyze throughput': arguments.throughput,
-        'analyze rank': arguments.rank,
-        'analyze attention': arguments.visualize_attention,
-        'analyze key-weights': arguments.visualize_key_weights,
-        'doctor': arguments.doctor,
+        'analyze complexity': analysis.complexity,
+        'analyze throughput': analysis.throughput,
+        'analyze rank': analysis.rank,
+        'analyze attention': visualize.visualize_attention,
+        'analyze key-weights': visualize.visualize_key_weights,
+        'doctor': analysis.doctor,
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -8,12 +8,12 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
-from ..utils import check_writable
+from ..utils import atomic_write, check_writable
 from .capture import Sizes, capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
 from .deployable import Deployable, load
 from .file_metadata import FileMetadata
-from .formats import FORMATS, check_format, write
+from .formats import FORMATS, check_format
 
 
 class ExportSettings(NamedTuple):
@@ -86,11 +86,17 @@ class Export:
     def write(self, name: str, path: Path) -> ExportResult:
         """Write a format and compare the file with the model at up to three sizes.
 
+        Args:
+            name: format, a key of :data:`.formats.FORMATS`.
+            path: file to write.
+
         Raises:
-            FormatError: see :func:`.formats.check_format`.
+            mmlinattn.utils.WriteError: the file cannot be written.
         """
         start = time.perf_counter()
-        write(name, self.program, self.metadata, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            FORMATS[name].write(self.program, self.metadata, temporary)
         seconds = time.perf_counter() - start
         run = FORMATS[name].load(path)
         with torch.no_grad():

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ..utils import atomic_write
 from .exported_file import ExportedFile, Outputs
 from .file_metadata import METADATA, FileMetadata
 from .nms import onnx_translations
@@ -97,25 +96,6 @@ def check_format(name: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise FormatError(f'--format {name} needs {package}: pip install {" ".join(packages)}')
-
-
-def write(name: str, program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
-    """Write a captured model in a format by :func:`mmlinattn.utils.atomic_write`.
-
-    Args:
-        name: format, a key of :data:`FORMATS`.
-        program: see :func:`.capture.capture`.
-        metadata: description that the file carries.
-        path: file to write.
-
-    Raises:
-        FormatError: see :func:`check_format`.
-        mmlinattn.utils.WriteError: the file cannot be written.
-    """
-    check_format(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        FORMATS[name].write(program, metadata, temporary)
 
 
 @contextlib.contextmanager

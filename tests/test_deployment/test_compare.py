@@ -1,11 +1,12 @@
 """Comparison of the outputs of a file with those of its model, and files on a full disk."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mmlinattn.deployment import FileMetadata, formats
+from mmlinattn.deployment import Export, FileMetadata, formats
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.utils import WriteError
 
@@ -29,5 +30,6 @@ def test_a_full_disk(tmp_path, monkeypatch):
     metadata = FileMetadata('detection', (), ('boxes',), 1, False, (1, 1), 1, 1, (0, 0, 0))
     full = formats.Format('.pt2', lambda *args: formats.write_pt2(*args[:2], Path('/dev/full')), id)
     monkeypatch.setitem(formats.FORMATS, 'pt2', full)
+    exported = SimpleNamespace(program=program, metadata=metadata)
     with pytest.raises(WriteError, match=r'model\.pt2 cannot be written: No space left'):
-        formats.write('pt2', program, metadata, tmp_path / 'model.pt2')
+        Export.write(exported, 'pt2', tmp_path / 'model.pt2')

@@ -23,7 +23,7 @@ from mmlinattn.checkpoints import (
     non_finite,
     save_checkpoint,
 )
-from mmlinattn.cli import arguments
+from mmlinattn.cli.arguments import runs
 from mmlinattn.cli.test import prepare
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
@@ -109,7 +109,7 @@ def in_half_precision(source: str, state: Dict[str, Tensor]) -> Dict[str, Tensor
 
 def scored(args: argparse.Namespace, path: Path) -> Dict[str, float]:
     """Return the scores of a file on the test data, as ``mmlinattn test`` finds them."""
-    test_args = arguments.test([args.config, str(path), '--work-dir', str(path.parent)])
+    test_args = runs.test([args.config, str(path), '--work-dir', str(path.parent)])
     test_args.cfg_options = args.cfg_options
     found = prepare(test_args).test()
     return {name: round(float(value), 4) for name, value in found.items()}
