@@ -68,9 +68,9 @@ def adaptive_features(
             raise ValueError(f'{name} must be floats on {q.device}, got {found}')
 
     tensors = q, k, frequencies, weight, bias
-    chosen = choose_backend('adaptive_features', backend, q, _operator, *tensors)
+    chosen = choose_backend('adaptive_features', backend, q, _kernels, *tensors)
     if chosen == 'triton':
-        return _operator()((), q, k, *[x.contiguous() for x in tensors[2:]])
+        return _kernels()((), q, k, *[x.contiguous() for x in tensors[2:]])
     return _adaptive_torch(*tensors)  # the definition is the fastest form in torch
 
 
@@ -96,8 +96,8 @@ def sines_and_cosines(x: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([phase.sin(), phase.cos()], -1)
 
 
-def _operator() -> Any:
-    """Return the :class:`..common.launch.KernelOperator`; this imports Triton."""
+def _kernels() -> Any:
+    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
     from .triton_kernels import OPERATOR
 
     return OPERATOR

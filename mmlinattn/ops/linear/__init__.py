@@ -182,7 +182,7 @@ def _run(
         check_rotary(rotary, q, packed)
     if options.feature_map not in FEATURE_MAPS:
         get_feature_map(options.feature_map)  # raises
-    chosen = choose_backend(operator, backend, q, _operator, q, v, options)
+    chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
     if chosen == 'triton':
         return _run_kernels(q, k, v, options)
     form = linear_torch if chosen == 'torch' else form
@@ -193,15 +193,15 @@ def _run(
     return torch.cat([form(*image).transpose(1, 2) for image in images], 1).transpose(1, 2)
 
 
-def _operator() -> Any:
-    """Return the :class:`..common.launch.KernelOperator`; this imports Triton."""
+def _kernels() -> Any:
+    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
     from .triton_kernels import OPERATOR
 
     return OPERATOR
 
 
 def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    operator, rotary, packed, kind = _operator(), options.rotary, options.packed, options.kind
+    kernels, rotary, packed, kind = _kernels(), options.rotary, options.packed, options.kind
     axes = images = None
     width = longest = 0
     if rotary is not None:
@@ -209,8 +209,8 @@ def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Ten
         width = 0 if packed is not None else rotary.hw_shape[1]  # type: ignore[index]
     if packed is not None:
         images, longest = packed.table(q.shape[3] // 4, q.device), max(packed.lengths)
-    kernel_options = operator.options(
+    kernel_options = kernels.options(
         width, longest, kind, options.feature_map, float(options.eps),
         mean_normaliser=kind != '' or options.mean_normaliser, cross=options.num_keys is not None,
     )  # fmt: skip
-    return operator(kernel_options, q, k, v, options.key_padding_mask, images, axes)
+    return kernels(kernel_options, q, k, v, options.key_padding_mask, images, axes)

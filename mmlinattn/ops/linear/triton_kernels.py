@@ -359,7 +359,7 @@ def _key_options(key: CallKey) -> KVOptions:
 
 
 def _query_options(key: CallKey) -> KVOptions:
-    """Return the options of kernels over the queries, whose mask may not be that of the keys."""
+    """Return the options of kernels over the queries, which read no mask of other keys."""
     options = _key_options(key)
     return options._replace(has_mask=False) if key.options.cross else options
 
@@ -408,7 +408,7 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     queries: Sequence[Tensor] = ()
     if launches.scored:
         queries = new(launches.splits, launches.bd), new(launches.splits), new(launches.bd), new()
-        launches.query_mean(q, q if options.cross else padding, images, *queries[:2])
+        launches.query_mean(q, padding, images, *queries[:2])
     sums, mass = launches.kv_state(k, v, padding, images, axes, queries)
     out = token_major(q)
     launches.output(q, images, axes, sums, mass, out)
@@ -459,7 +459,6 @@ def backward(
     sums, mass, *scores = saved
     launches = _backward_launches(CallKey.of(options, *tensors, grad))
     padding = as_bytes(mask, q)
-    query_padding = q if options.cross else padding
     images, axes = q if images is None else images, q if axes is None else axes
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
 
@@ -467,7 +466,7 @@ def backward(
         return q.new_empty((*launches.heads, *size), dtype=torch.float32)
 
     parts = new(launches.query_sums.splits, launches.rows, launches.bd)
-    launches.query_sums(q, grad, query_padding, images, axes, sums, mass, q, dq, parts)
+    launches.query_sums(q, grad, padding, images, axes, sums, mass, q, dq, parts)
     d_sums = parts
     if launches.query_sums.splits > 1:
         d_sums = new(launches.rows, launches.bd)
@@ -477,9 +476,7 @@ def backward(
     mean, count = scores or (k, k)
     launches.keys(k, v, padding, images, axes, mean, count, mass, sums, d_sums, dk, dv, parts)
     if scored:
-        launches.query_gradients(
-            q, grad, query_padding, images, axes, sums, mass, parts, dq, d_sums
-        )
+        launches.query_gradients(q, grad, padding, images, axes, sums, mass, parts, dq, d_sums)
     return dq, dk, dv
 
 

@@ -73,17 +73,17 @@ def random_walk_attention(
     check_anchors(q, anchors_q=anchors_q, anchors_k=anchors_k)
     options = Walk(float(decay), steps)
     tensors = q, k, v, anchors_q, anchors_k
-    chosen = choose_backend('random_walk_attention', backend, q, _operator, tensors, cross)
+    chosen = choose_backend('random_walk_attention', backend, q, _kernels, tensors, cross)
     if chosen == 'triton':
         # The kernels round anchors to the dtype of q.
         anchors_q, anchors_k = anchors_q.contiguous(), anchors_k.to(anchors_q.dtype).contiguous()
-        return _operator()(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
+        return _kernels()(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
     form = random_walk_torch if chosen == 'torch' else random_walk_reference
     return form(*tensors, options, key_padding_mask, cross)
 
 
-def _operator() -> Any:
-    """Return the :class:`..common.launch.KernelOperator`; this imports Triton."""
+def _kernels() -> Any:
+    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
     from .triton_kernels import OPERATOR
 
     return OPERATOR

@@ -92,12 +92,12 @@ def ripple_attention(
     hw_shape = _check(q, k, v, weights, hw_shape, key_padding_mask)
     options = RippleOptions(hw_shape, groups, key_padding_mask, eps)
     chosen = choose_backend(
-        'ripple_attention', backend, q, _operator, q, v, weights, options, algorithms=ALGORITHMS
+        'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
     )
     if chosen == 'triton':
-        operator = _operator()
-        kernel_options = operator.options(*hw_shape, float(eps))
-        return operator(kernel_options, q, k, v, weights, key_padding_mask)
+        kernels = _kernels()
+        kernel_options = kernels.options(*hw_shape, float(eps))
+        return kernels(kernel_options, q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
     if is_exporting():  # plain operations with the same result
@@ -107,8 +107,8 @@ def ripple_attention(
     return (ripple_tile if chosen == 'tile' else ripple_sat)(q, k, v, weights, options)
 
 
-def _operator() -> Any:
-    """Return the :class:`..common.launch.KernelOperator`; this imports Triton."""
+def _kernels() -> Any:
+    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
     from .triton_kernels import OPERATOR
 
     return OPERATOR
