@@ -118,6 +118,7 @@ def test_a_finished_training_says_that_nothing_is_left(tmp_path, warnings, by_ep
     [
         (dict(type='LinearLR', start_factor=0, end=2), True, 'start_factor=0, .*division by zero'),
         (dict(type='LinearLR', begin=1, end=1), True, 'end should be larger than begin'),
+        (dict(type='LinearLR', start_factor=0.1, end=1), False, 'one step, 0 to 1, and never'),
         (dict(type='MultiStepLR', milestones=8), True, 'milestones=8.*not iterable'),
         (dict(type='LinearLR', end=0.4, convert_to_iter_based=True), True,
          r'end=0.4, .*end should be larger than begin, but got begin=0, end=0'),
