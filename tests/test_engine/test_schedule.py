@@ -75,6 +75,8 @@ def warnings(monkeypatch):
         ([poly(4), dict(type='MultiStepLR', milestones=[1, 3], by_epoch=False, gamma=0.1)], {},
          [rate * 0.1 ** (i > 0) * 0.1 ** (i > 2) for i, rate in enumerate(poly_rates(4))],
          'the steps of MultiStepLR'),
+        (dict(type='LinearLR', start_factor=1.0, end_factor=0.4, end=4, by_epoch=False), {},
+         [LR * (1 - 0.2 * i) for i in range(4)], 'LinearLR.power is None, was 1.0'),
     ],
 )  # fmt: skip
 def test_edits_hold_from_the_resumed_iteration_on(tmp_path, warnings, new, optimizer, rates, named):

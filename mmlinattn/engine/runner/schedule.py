@@ -162,9 +162,10 @@ def _differences(
     """Return the names of options that differ, numbers with both values."""
     found = {}
     for new, old in zip(options, loaded):
-        for key in new.keys() - ignored:
-            if key not in old or new[key] != old[key]:
-                values = f' is {new[key]}, was {old.get(key)}'
-                is_plain = isinstance(new[key], (int, float, tuple))
-                found[key] = f'{name}.{key.lstrip("_")}{values if is_plain else ""}'
+        for key in (new.keys() | old.keys()) - ignored:  # of another class, too
+            value, was = new.get(key), old.get(key)
+            if value != was:
+                is_plain = isinstance(was, (int, float, tuple))
+                values = f' is {value}, was {was}' if is_plain else ''
+                found[key] = f'{name}.{key.lstrip("_")}{values}'
     return [found[key] for key in sorted(found)]
