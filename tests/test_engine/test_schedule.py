@@ -75,6 +75,8 @@ def warnings(monkeypatch):
         ([poly(4), dict(type='MultiStepLR', milestones=[1, 3], by_epoch=False, gamma=0.1)], {},
          [rate * 0.1 ** (i > 0) * 0.1 ** (i > 2) for i, rate in enumerate(poly_rates(4))],
          'the steps of MultiStepLR'),
+        (dict(type='LinearLR', start_factor=1.0, end_factor=0.4, end=4, by_epoch=False), {},
+         [LR * (1 - 0.2 * i) for i in range(4)], 'LinearLR.power is None, was 1.0'),
     ],
 )  # fmt: skip
 def test_edits_hold_from_the_resumed_iteration_on(tmp_path, warnings, new, optimizer, rates, named):
@@ -118,6 +120,7 @@ def test_a_finished_training_says_that_nothing_is_left(tmp_path, warnings, by_ep
     [
         (dict(type='LinearLR', start_factor=0, end=2), True, 'start_factor=0, .*division by zero'),
         (dict(type='LinearLR', begin=1, end=1), True, 'end should be larger than begin'),
+        (dict(type='LinearLR', start_factor=0.1, end=1), False, 'one step, 0 to 1, and never'),
         (dict(type='MultiStepLR', milestones=8), True, 'milestones=8.*not iterable'),
         (dict(type='LinearLR', end=0.4, convert_to_iter_based=True), True,
          r'end=0.4, .*end should be larger than begin, but got begin=0, end=0'),

@@ -71,7 +71,6 @@ KNOWN: Dict[str, Names] = {
     'test_cfg.rcnn': TEST | {'mask_thr_binary'},
     'test_cfg.rpn': TEST,
 }  # fmt: skip
-INTEGER = re.compile(r'[+-]?\d+')
 NUMBER = re.compile(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?')
 LOGGERS = ('visualizer', 'vis_backends')  # with texts of the user's
 # Options that are numbers wherever else they occur.
@@ -128,11 +127,8 @@ def _check_values(place: str, node: dict) -> None:
     for name, value in node.items():
         option = re.sub(r'\[(\d+)\]', r'.\1', f'{place}.{name}')
         if name in NUMBERS and isinstance(value, str):
-            cure = 'a number is needed'
-            if NUMBER.fullmatch(value):
-                number = int(value) if INTEGER.fullmatch(value) else float(value)
-                cure = f'write {option}={number}'
-            raise TypeError(f'{option} of the config is the text {value!r}: {cure}')
+            cure = f'{option}={value}' if NUMBER.fullmatch(value) else 'a number'
+            raise TypeError(f'{option} of the config is the text {value!r}: write {cure}')
         if name in COUNTS and isinstance(value, (int, float)) and value < 1:
             raise ValueError(f'{option} of the config is {value}, but at least 1 is needed')
     if node.get('mode') == 'slide' and place == 'model.test_cfg':

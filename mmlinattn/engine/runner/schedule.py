@@ -44,9 +44,15 @@ def check_schedule(runner: Runner) -> None:
                 (schedulers[where],) = runner._build_param_scheduler(config, stand_in)
             except Exception as error:
                 raise ValueError(f'{where}: {error_text(error)}') from error
-            monitor = getattr(schedulers[where], 'monitor', None)
+            scheduler = schedulers[where]
+            monitor = getattr(scheduler, 'monitor', None)
             check_monitor(f'{where}.monitor', monitor, runner.scores)
-            counts_epochs = schedulers[where].by_epoch and monitor is None
+            if hasattr(scheduler, 'start_factor') and scheduler.total_iters < 1:
+                raise ValueError(
+                    f'{where} has one step, {scheduler.begin} to {scheduler.end}, and never leaves '
+                    'start_factor: make it longer, or leave it out'
+                )
+            counts_epochs = scheduler.by_epoch and monitor is None
             if counts_epochs and isinstance(runner.train_loop, IterBasedTrainLoop):
                 raise ValueError(
                     f'{where} counts epochs and never changes a value, since train_cfg counts '
@@ -156,9 +162,10 @@ def _differences(
     """Return the names of options that differ, numbers with both values."""
     found = {}
     for new, old in zip(options, loaded):
-        for key in new.keys() - ignored:
-            if key not in old or new[key] != old[key]:
-                values = f' is {new[key]}, was {old.get(key)}'
-                is_plain = isinstance(new[key], (int, float, tuple))
-                found[key] = f'{name}.{key.lstrip("_")}{values if is_plain else ""}'
+        for key in (new.keys() | old.keys()) - ignored:  # of another class, too
+            value, was = new.get(key), old.get(key)
+            if value != was:
+                is_plain = isinstance(was, (int, float, tuple))
+                values = f' is {value}, was {was}' if is_plain else ''
+                found[key] = f'{name}.{key.lstrip("_")}{values}'
     return [found[key] for key in sorted(found)]
