@@ -133,6 +133,18 @@ def test_objects_of_which_some_are_trained():
     assert not any(found.fatal for found in check_coco(content, trained=False))
 
 
+@pytest.mark.parametrize('value', [None, 2, 'nan'])
+def test_crowds_that_the_evaluation_cannot_take(value):
+    """COCOeval reads iscrowd of each object, and fails after the first epoch if it is missing."""
+    content = copy.deepcopy(CONTENT)
+    content['annotations'][0]['iscrowd'] = value
+    if value is None:
+        del content['annotations'][0]['iscrowd']
+        assert not [*check_coco(content)]
+    (found,) = check_coco(content, trained=False)
+    assert found.what == f'iscrowd is {value!r}, not 0 or 1' and found.fatal
+
+
 def test_images_of_a_test_without_annotations():
     content = dict(images=[IMAGE], categories=CONTENT['categories'])
     assert not [*check_coco(content, trained=False)]

@@ -170,8 +170,9 @@ def _problems(
     if not _is_number(area) or area <= 0:
         what = f'area is {_short(area)}: objects without area are not trained'
         yield 'area', what, not _is_number(area)
-    if record.get('iscrowd', 0) not in (0, 1):
-        yield 'annotation', f'iscrowd is {_short(record["iscrowd"])}', False
+    crowd = record.get('iscrowd', 0 if trained else None)
+    if crowd not in (0, 1):
+        yield 'annotation', f'iscrowd is {_short(crowd)}, not 0 or 1', not trained
     if not _are_numbers(box) or len(box) != 4:
         yield 'annotation', f'bbox is {_short(box)}', True
     elif height:  # else the size is reported
