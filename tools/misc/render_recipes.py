@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write published numbers into metafiles, READMEs and docs/reproduce.md.
+"""Write published numbers into metafiles, READMEs and docs/reproduce/.
 
 The source is tests/reference: recipes.yml and a file of experiments for each folder of configs.
 ``--check`` writes nothing and exits 1 if a file would change.
@@ -243,12 +243,12 @@ def reproduce_tables() -> str:
             name = experiment['config']
             remark = experiment.get('remark', '')
             groups.setdefault(table_of(experiment), []).append(
-                f'| [{name}](../configs/{method}/{name}.py) '
+                f'| [{name}](../../configs/{method}/{name}.py) '
                 f'| {expected(experiment["paper"])} | {remark} |'.replace('|  |', '| |')
             )
     head = '| config | expected | remark |\n| --- | --- | --- |\n'
     names = sorted(groups, key=natural)
-    return '\n'.join(f'### {name}\n\n{head}' + '\n'.join(groups[name]) + '\n' for name in names)
+    return '\n'.join(f'## {name}\n\n{head}' + '\n'.join(groups[name]) + '\n' for name in names)
 
 
 def notes(recipes: Dict[str, Any]) -> str:
@@ -266,17 +266,6 @@ def notes(recipes: Dict[str, Any]) -> str:
     return '\n'.join([*lines, '', 'Where paper and release differ:', '', *differing]) + '\n'
 
 
-def fill_page(text: str, parts: Dict[str, str]) -> str:
-    """Replace the text between ``<!-- name -->`` and ``<!-- end of name -->``."""
-    for name, content in parts.items():
-        begin, end = f'<!-- {name} -->', f'<!-- end of {name} -->'
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f'docs/reproduce.md needs one {begin} and one {end}')
-        head, rest = text.split(begin)
-        text = f'{head}{begin}\n\n{content}\n{end}{rest.split(end)[1]}'
-    return text
-
-
 def rendered() -> Dict[Path, str]:
     """Return the text of every file that this script writes."""
     recipes, files = load_recipes(), {}
@@ -290,9 +279,10 @@ def rendered() -> Dict[Path, str]:
         files[folder / 'metafile.yml'] = metafile(method, recipes)
         readme = folder / 'README.md'
         files[readme] = fill_readme(readme.read_text(encoding='utf-8'), numbers)
-    page = ROOT / 'docs/reproduce.md'
-    parts = {'tables': reproduce_tables(), 'notes': notes(recipes)}
-    files[page] = fill_page(page.read_text(encoding='utf-8'), parts)
+    folder = ROOT / 'docs/reproduce'
+    head = '[How to use them](../reproduce.md)'
+    files[folder / 'tables.md'] = f'# Expected numbers\n\n{head}\n\n{reproduce_tables()}'
+    files[folder / 'differences.md'] = f'# Known differences\n\n{head}\n\n{notes(recipes)}'
     return files
 
 
@@ -303,7 +293,9 @@ def main() -> int:
     parser.add_argument('--check', action='store_true', help='write nothing, exit 1 on a change')
     args = parser.parse_args()
     files = rendered()
-    changed = [p for p, text in files.items() if p.read_text(encoding='utf-8') != text]
+    changed = [
+        p for p, text in files.items() if not p.exists() or p.read_text(encoding='utf-8') != text
+    ]
     for path in changed:
         print(f'{"differs" if args.check else "written"}: {path.relative_to(ROOT)}')
         if not args.check:
