@@ -122,7 +122,9 @@ class PluginRunner(Runner):
     def _check_smallest_batch(self, loader: DataLoader) -> None:
         """Raise ValueError if a batch has one image, on which the model cannot be trained."""
         batches: Any = loader.batch_sampler
-        smallest = size = getattr(batches, 'batch_size', 0)
+        size = smallest = getattr(batches, 'batch_size', None)
+        if not isinstance(size, int):  # several sizes, or a sampler of the user's
+            return
         if size > 1 and not batches.drop_last and not isinstance(batches.sampler, InfiniteSampler):
             smallest = len(batches.sampler) % size
         if smallest != 1 or 'model' not in self.cfg:
