@@ -136,8 +136,10 @@ class AnchorState(torch.autograd.Function):
                 d_logits = weights.mul_(d_weights.sub_(delta))
                 dk = put_chunk(dk, chunk, product(d_logits.mT, anchors_q, half, True), k)
                 d_anchors_q += product(d_logits, keys, half)
-        d_anchors_k = None if d_anchors_k is None else _sum_images(d_anchors_k, anchors_k)
-        return dq, dk, dv, _sum_images(d_anchors_q, anchors_q), d_anchors_k, None
+        if d_anchors_k is not None:
+            d_anchors_k = d_anchors_k.sum_to_size(anchors_k.shape)
+        # Images may share the anchors.
+        return dq, dk, dv, d_anchors_q.sum_to_size(anchors_q.shape), d_anchors_k, None
 
 
 class AnchorOutput(torch.autograd.Function):
@@ -164,7 +166,7 @@ class AnchorOutput(torch.autograd.Function):
                 d_logits = softmax_gradient(weights_q, product(grads, x.mT, half))
                 dq = put_chunk(dq, chunk, product(d_logits, anchors_k, half, True), q)
                 d_anchors += product(d_logits.mT, queries, half)
-        return dq, _sum_images(d_anchors, anchors_k), dx
+        return dq, d_anchors.sum_to_size(anchors_k.shape), dx
 
 
 def _state(
@@ -208,8 +210,3 @@ def _output(q: Tensor, anchors_k: Tensor, x: Tensor) -> Tensor:
 def _anchor_softmax(q: Tensor, anchors_k: Tensor, half: Half) -> Tensor:
     """Return the softmax over the anchors, (B, heads, n, M)."""
     return product(q, anchors_k.transpose(-2, -1), half).softmax(-1)
-
-
-def _sum_images(grad: Tensor, anchors: Tensor) -> Tensor:
-    """Sum a gradient over the images where they share the anchors."""
-    return grad.sum(0) if anchors.dim() == 3 else grad
