@@ -126,7 +126,6 @@ for out in (
     ops.rala_attention(q, k, v),
     ops.random_walk_attention(q, k, v, anchors, anchors),
     ops.ripple_attention(q, k, v, torch.rand(1, 2, 12, 3), hw_shape=(3, 4)),
-    ops.softmax_ripple_attention(q, k, v, torch.rand(1, 2, 12, 3), hw_shape=(3, 4)),
 ):
     out.sum().backward()
 for ask in ('mmlinattn.models', 'mmlinattn.nothing'):

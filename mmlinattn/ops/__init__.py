@@ -14,7 +14,6 @@ from .linear import linear_attention, mala_attention, rala_attention, unnormalis
 from .random_walk import nystrom_attention, random_walk_attention
 from .ripple import (
     ripple_attention,
-    softmax_ripple_attention,
     stick_breaking,
 )
 
@@ -22,6 +21,6 @@ __all__ = [
     'BackendError', 'PackedShapes', 'Rotary', 'accumulation_dtype', 'adaptive_features',
     'additive_attention', 'apply_rotary', 'feature_map', 'linear_attention', 'mala_attention',
     'no_autocast', 'nystrom_attention', 'rala_attention', 'random_walk_attention',
-    'ripple_attention', 'softmax_ripple_attention', 'stick_breaking', 'unnormalised_attention',
+    'ripple_attention', 'stick_breaking', 'unnormalised_attention',
     'use_backend',
 ]  # fmt: skip

@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlinattn.ops import (
-    BackendError,
     ripple_attention,
-    softmax_ripple_attention,
     stick_breaking,
     use_backend,
 )
@@ -310,79 +308,3 @@ def test_plain_operations_keep_their_digits_on_large_maps():
     options = RippleOptions((128, 128), 'chebyshev', None, 1e-6)
     exact = ripple_tile(*(x.double() for x in inputs), options)
     torch.testing.assert_close(ripple_rows(*inputs, options).double(), exact, rtol=1e-5, atol=1e-5)
-
-
-def loop_softmax_ripple(q, k, v, weights, hw, groups, padding):
-    """The definition written out with Python loops over tokens: (N, d) each."""
-    rows = []
-    for i in range(len(q)):
-        out, total = torch.zeros_like(v[0]), torch.zeros_like(q[0, 0])
-        for m in range(len(q)):
-            distance = max(abs(i // hw[1] - m // hw[1]), abs(i % hw[1] - m % hw[1]))
-            if groups == 'log' and distance:
-                distance = 1 + int(math.log2(distance))
-            weight = weights[i, min(distance, weights.shape[1] - 1)]
-            if not padding[m] and weight:
-                weight = weight * (q[i] @ k[m] / q.shape[1] ** 0.5).exp()
-                out, total = out + weight * v[m], total + weight
-        rows.append(out / total if total else out)
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize('groups', ['chebyshev', 'log'])
-@pytest.mark.parametrize('backend', ['reference', 'torch'])
-@pytest.mark.parametrize('truncated', [False, True])
-def test_softmax_ripple_is_the_definition_written_as_loops(backend, groups, truncated):
-    _, _, v, weights = case((4, 3), 2, heads=1)
-    q, k = 3 * torch.randn(2, 1, 1, 12, 4, dtype=torch.float64)
-    if truncated:
-        weights[..., -1] = 0
-    padding = torch.zeros(1, 12, dtype=torch.bool)
-    padding[0, 6:] = True  # with truncated rings the last row has no keys
-    inputs = [x.requires_grad_() for x in (q, k, v, weights)]
-    options = dict(hw_shape=(4, 3), groups=groups, key_padding_mask=padding)
-    out = softmax_ripple_attention(*inputs, **options, backend=backend)
-    expected = loop_softmax_ripple(*(x[0, 0] for x in inputs), (4, 3), groups, padding[0])
-    torch.testing.assert_close(out[0, 0], expected, rtol=1e-12, atol=1e-12)
-    cotangent = torch.randn_like(out)
-    wanted = torch.autograd.grad(expected, inputs, cotangent[0, 0], materialize_grads=True)
-    for i, (grad, other) in enumerate(zip(torch.autograd.grad(out, inputs, cotangent), wanted)):
-        if truncated and i == 3:  # a weight of 0 stays 0
-            grad, other = grad[..., :-1], other[..., :-1]
-        torch.testing.assert_close(grad, other, rtol=1e-10, atol=1e-12)
-
-
-def test_softmax_ripple_of_equal_weights_is_softmax_attention():
-    q, k, v = torch.randn(3, 2, 2, 20, 8).unbind()
-    weights = stick_breaking(torch.zeros(2, 2, 20, 3))
-    out = softmax_ripple_attention(q, k, v, weights, hw_shape=(4, 5))
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(out, expected)
-
-
-@pytest.mark.parametrize('backend', ['reference', 'torch'])
-def test_softmax_ripple_of_padding_only_is_zero_and_large_logits_are_finite(backend):
-    q, k, v = (x.requires_grad_() for x in (300 * torch.randn(3, 2, 1, 6, 4)).unbind())
-    mask = torch.tensor([[True] * 6, [False] * 6])
-    weights = torch.rand(2, 1, 6, 3).softmax(-1).requires_grad_()
-    out = softmax_ripple_attention(
-        q, k, v, weights, hw_shape=(2, 3), key_padding_mask=mask, backend=backend
-    )
-    assert (out[0] == 0).all() and torch.isfinite(out).all()
-    for grad in torch.autograd.grad(out.sum(), (q, k, v, weights)):
-        assert torch.isfinite(grad).all()
-
-
-@pytest.mark.parametrize(
-    'change, error, message',
-    [
-        (dict(backend='tile'), ValueError, "backend must be one of .* got 'tile'"),
-        (dict(backend='triton'), BackendError, 'this operator has no Triton kernel'),
-        (dict(groups='ring'), ValueError, "groups must be one of .* got 'ring'"),
-        (dict(hw_shape=(3, 4)), ValueError, 'hw_shape'),
-    ],
-)
-def test_bad_input_of_softmax_ripple(change, error, message):
-    q, k, v, weights = case((2, 3), 2)
-    with pytest.raises(error, match=message):
-        softmax_ripple_attention(q, k, v, weights, **{'hw_shape': (2, 3), **change})

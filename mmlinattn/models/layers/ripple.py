@@ -1,20 +1,19 @@
 """Ripple attention as a layer."""
 
-from typing import Any, Dict, Optional, Union
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops import ripple_attention, softmax_ripple_attention, stick_breaking
+from ...ops import ripple_attention, stick_breaking
 from ...ops.ripple import check_backend, check_threshold, fixed_weights
 from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import build_feature_map
 
-SIMILARITIES = ('linear', 'softmax')
 WEIGHTS = ('stick', 'fixed', 'softmax', 'truncated')
 
 
@@ -44,16 +43,14 @@ class RippleAttention(BaseAttention):
         threshold: once the rest of the stick is shorter, the remaining groups share it, see
             :func:`mmlinattn.ops.stick_breaking`. The paper's tau is 0.001, which its configs set.
             It saves no time here; None, the default, breaks the whole stick.
-        feature_map: see :class:`LinearAttention`; unused with ``similarity='softmax'``.
-        eps: added to the normaliser; unused with ``similarity='softmax'``.
-        similarity: ``'linear'``, or ``'softmax'`` for the quadratic form of the paper's appendix,
-            see :func:`mmlinattn.ops.softmax_ripple_attention`.
+        feature_map: see :class:`LinearAttention`.
+        eps: added to the normaliser.
         kwargs: options of :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``
             of :func:`mmlinattn.ops.ripple_attention`. ``rotary`` applies before the feature map.
 
     Raises:
-        ValueError: ``max_distance`` is not an integer of at least 0, another option has an unknown
-            value, or ``similarity='softmax'`` has an algorithm of linear ripple attention.
+        ValueError: ``max_distance`` is not an integer of at least 0, or another option has an
+            unknown value.
 
     Example:
         >>> attn = RippleAttention(embed_dims=64, num_heads=2, max_distance=3)
@@ -83,7 +80,6 @@ class RippleAttention(BaseAttention):
         threshold: Optional[float] = None,
         feature_map: Union[str, dict] = 'AdaptiveFeatures',
         eps: float = 1e-6,
-        similarity: str = 'linear',
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
@@ -94,19 +90,10 @@ class RippleAttention(BaseAttention):
             raise ValueError("weights='truncated' needs a max_distance of at least 1, got 0")
         check_threshold(threshold)
         check_backend(self.backend, groups)
-        if similarity not in SIMILARITIES:
-            raise ValueError(f'similarity must be one of {SIMILARITIES}, got {similarity!r}')
-        if similarity == 'softmax' and self.backend not in ('auto', 'reference', 'torch'):
-            raise ValueError(
-                f"backend={self.backend!r} computes similarity='linear' only: use 'auto' with "
-                "similarity='softmax'"
-            )
         self.max_distance, self.weights, self.groups = max_distance, weights, groups
         self.stick_offset, self.threshold = stick_offset, threshold
-        self.eps, self.similarity = check_number('eps', eps), similarity
-        self.feature_map = None
-        if similarity == 'linear':
-            self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
+        self.eps = check_number('eps', eps)
+        self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
         if weights == 'fixed':
             self.register_buffer('fixed_weights', fixed_weights(max_distance), persistent=False)
         else:
@@ -116,8 +103,7 @@ class RippleAttention(BaseAttention):
             nn.init.trunc_normal_(self.units, std=0.02)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
-        if self.feature_map is not None:
-            q, k = self.feature_map(q, k, layout.key_padding_mask)
+        q, k = self.feature_map(q, k, layout.key_padding_mask)
         if layout.num_extra_tokens:
             return self._with_extra_tokens(q, k, v, layout)
         return self._ripple(q, k, v, self.spatial_weights(v), layout)
@@ -125,13 +111,10 @@ class RippleAttention(BaseAttention):
     def _ripple(
         self, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, layout: TokenLayout
     ) -> Tensor:
-        options: Dict[str, Any] = dict(
-            hw_shape=layout.hw_shape, groups=self.groups, backend=self.backend,
-            key_padding_mask=layout.key_padding_mask,
+        out = ripple_attention(
+            q, k, v.to(q.dtype), weights, hw_shape=layout.hw_shape, groups=self.groups,
+            key_padding_mask=layout.key_padding_mask, eps=self.eps, backend=self.backend,
         )  # fmt: skip
-        if self.similarity == 'softmax':
-            return softmax_ripple_attention(q, k, v, weights, **options)
-        out = ripple_attention(q, k, v.to(q.dtype), weights, eps=self.eps, **options)
         return out.to(v.dtype)
 
     def _with_extra_tokens(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:

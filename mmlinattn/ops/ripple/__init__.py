@@ -9,10 +9,9 @@ from ..common.dispatch import check_backend as check_operator_backend
 from ..common.dispatch import choose_backend
 from ..common.numerics import Mask, is_exporting
 from .groups import RippleOptions, check_groups
-from .reference import ripple_reference, softmax_ripple_reference
+from .reference import ripple_reference
 from .rows import ripple_rows
 from .sat import ripple_sat
-from .softmax import softmax_ripple
 from .tile import ripple_tile
 from .weights import check_threshold, fixed_weights, stick_breaking
 
@@ -21,7 +20,6 @@ __all__ = [
     'check_threshold',
     'fixed_weights',
     'ripple_attention',
-    'softmax_ripple_attention',
     'stick_breaking',
 ]
 
@@ -112,46 +110,6 @@ def _kernels() -> Any:
     from .triton_kernels import OPERATOR
 
     return OPERATOR
-
-
-def softmax_ripple_attention(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *,
-    hw_shape: Tuple[int, int], groups: str = 'chebyshev', key_padding_mask: Optional[Tensor] = None,
-    backend: str = 'auto',
-) -> Tensor:  # fmt: skip
-    """Compute softmax attention with a weight for each ring of distance, the softmax counterpart of
-    :func:`ripple_attention` (Zheng et al., ICML 2022, appendix)::
-
-        a_im = w_{g(i, m)}(i) exp(q_i . k_m / sqrt(d))
-        out_i = sum_m a_im v_m / sum_m a_im
-
-    It is quadratic in the number of tokens: one call of torch's SDPA with ``log w`` as bias.
-
-    Args:
-        q, k: projected queries and keys (B, heads, N, d), without a feature map.
-        v, weights, hw_shape, groups, key_padding_mask: see :func:`ripple_attention`. A
-            weight of 0 excludes its keys; a query without keys yields 0.
-        backend: ``'auto'``, ``'reference'`` or ``'torch'``.
-
-    Returns:
-        (B, heads, N, d_v) in the dtype of ``q``.
-
-    Raises:
-        ValueError, TypeError, BackendError: see :func:`ripple_attention`.
-
-    Example:
-        >>> import torch
-        >>> q, k, v = torch.randn(3, 2, 4, 6 * 5, 16)
-        >>> weights = stick_breaking(torch.randn(2, 4, 6 * 5, 3))
-        >>> softmax_ripple_attention(q, k, v, weights, hw_shape=(6, 5)).shape
-        torch.Size([2, 4, 30, 16])
-    """
-    check_groups(groups, backend)
-    hw_shape = _check(q, k, v, weights, hw_shape, key_padding_mask)
-    options = RippleOptions(hw_shape, groups, key_padding_mask)
-    backend = choose_backend('softmax_ripple_attention', backend, q)
-    attend = softmax_ripple_reference if backend == 'reference' else softmax_ripple
-    return attend(q, k, v, weights, options)
 
 
 def _check(

@@ -53,15 +53,15 @@ def chebyshev_distance(distance: Tensor, *axes: Tensor) -> Tensor:
     return distance
 
 
-def weight_pairs(weights: Tensor, options: RippleOptions, padded: float) -> Tensor:
-    """Return the weight of each (query, key) pair, (B, heads, N, N), and ``padded`` for padding."""
+def weight_pairs(weights: Tensor, options: RippleOptions) -> Tensor:
+    """Return the weight of each (query, key) pair, (B, heads, N, N), 0 for padding."""
     radii = group_radii(weights.shape[-1] - 1, options.groups)
     axes = [axis_distance((0, n), (0, n), weights.device) for n in options.hw_shape]
     distance = chebyshev_distance(*axes)
     index = (distance[..., None] > torch.tensor(radii, device=weights.device)).sum(-1)
     pairs = weights.gather(-1, index.expand(*weights.shape[:2], -1, -1))
     mask = options.key_padding_mask
-    return pairs if mask is None else pairs.masked_fill(mask[:, None, None], padded)
+    return pairs if mask is None else pairs.masked_fill(mask[:, None, None], 0)
 
 
 def drop_empty_last(

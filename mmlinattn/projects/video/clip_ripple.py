@@ -179,7 +179,7 @@ class ClipRippleAttention(RippleAttention):
     (T, H, W) of a clip or (H, W) of a map.
 
     Args:
-        groups, similarity: ``'chebyshev'`` and ``'linear'`` alone.
+        groups: ``'chebyshev'`` alone.
         backend: ``'auto'``, ``'reference'`` or ``'torch'``.
         args, kwargs: options of :class:`RippleAttention` but ``rotary`` and ``lepe``, which are of
             a map.
@@ -199,11 +199,8 @@ class ClipRippleAttention(RippleAttention):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for option, value in dict(similarity='linear', groups='chebyshev').items():
-            if getattr(self, option) != value:
-                raise ValueError(
-                    f'ClipRippleAttention needs {option}={value!r}, got {getattr(self, option)!r}'
-                )
+        if self.groups != 'chebyshev':
+            raise ValueError(f"ClipRippleAttention needs groups='chebyshev', got {self.groups!r}")
 
     def token_layout(  # type: ignore[override]
         self, x: Tensor, hw_shape: Sequence[int], *args: Any, **kwargs: Any

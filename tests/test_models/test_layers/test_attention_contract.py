@@ -50,10 +50,6 @@ ATTENTIONS = {
     'ripple-fixed': dict(type='RippleAttention', weights='fixed', feature_map='elu+1'),
     'ripple-softmax': dict(type='RippleAttention', weights='softmax', lepe=3, gate='proj'),
     'ripple-truncated': dict(type='RippleAttention', weights='truncated', eps=1e-12),
-    'softmax-ripple': dict(type='RippleAttention', similarity='softmax'),
-    'softmax-ripple-truncated': dict(
-        type='RippleAttention', similarity='softmax', weights='truncated', max_distance=2
-    ),
     'linear-rotary': dict(type='LinearAttention', position='RotaryPosition'),
     'linear-permuted': dict(type='LinearAttention', position='PermutationPosition'),
     'linear-sine': dict(type='LinearAttention', position='SineSPE', feature_map='elu+1'),
@@ -95,7 +91,6 @@ ATTENTIONS = {
 # Rules that an attention cannot keep, with the reason.
 LEARNT = 'one learnt weight per position: another number of tokens is another layer'
 CELLS = 'reads the map in cells, which another size of the padded map divides anew'
-PAIRS = 'the quadratic form of the appendix, an option of a linear attention'
 RINGS = 'ignores keys beyond the last ring, where the extra tokens are'
 EXPECTED_FAILURES = {
     'rala-learnable': dict.fromkeys(
@@ -112,8 +107,6 @@ EXPECTED_FAILURES = {
     'focused-learned-position': dict(padded_map='positions are resized to the map'),
     'polaformer-learned-position': dict(padded_map='positions are resized to the map'),
     'ripple-truncated': dict(extra_tokens=RINGS),
-    'softmax-ripple': dict(memory=PAIRS),
-    'softmax-ripple-truncated': dict(extra_tokens=RINGS, memory=PAIRS),
 }
 # Rules with tests of their own: compilation below, the others in test_export.py, test_product.py.
 SLOW = ('compiles', 'exports', 'backbones')

@@ -79,24 +79,3 @@ def test_rotary_position_changes_the_output(layer):
 def test_truncated_weights_need_max_distance():
     with pytest.raises(ValueError, match="'truncated' needs a max_distance of at least 1, got 0"):
         RippleAttention(32, 2, max_distance=0, weights='truncated')
-
-
-@pytest.mark.parametrize('weights', ['stick', 'softmax', 'truncated', 'fixed'])
-def test_softmax_similarity_equals_its_definition(weights, defined_by, dims):
-    attn = RippleAttention(**dims, max_distance=2, weights=weights, similarity='softmax').double()
-
-    def definition(q, k, v, places):
-        distance = (places[:, None] - places[None]).abs().amax(-1).clamp(max=2).long()
-        spatial = attn.spatial_weights(v[None])[0].gather(-1, distance.expand(2, -1, -1))
-        kernel = spatial * (q @ k.mT / 8**0.5).exp()
-        return kernel @ v / kernel.sum(-1, keepdim=True)
-
-    defined_by(attn, definition)
-    assert attn.feature_map is None
-
-
-def test_bad_similarity():
-    with pytest.raises(ValueError, match="similarity must be one of .* got 'cosine'"):
-        RippleAttention(32, 2, similarity='cosine')
-    with pytest.raises(ValueError, match="backend='tile' computes similarity='linear' only"):
-        RippleAttention(32, 2, similarity='softmax', backend='tile')

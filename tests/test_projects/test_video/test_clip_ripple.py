@@ -139,7 +139,6 @@ def test_bad_shapes_are_named(options, error):
 @pytest.mark.parametrize(
     'options, error',
     [
-        (dict(similarity='softmax'), "similarity='linear'"),
         (dict(groups='log'), "groups='chebyshev'"),
         (dict(backend='tile'), "got 'tile'"),
         (dict(rotary=True), 'set rotary=False'),
