@@ -185,4 +185,4 @@ def _limit(pipeline: Any) -> None:
 def _at_most(value: Any, limit: int) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_at_most(item, limit) for item in value)
-    return min(value, limit)
+    return None if value is None else min(value, limit)

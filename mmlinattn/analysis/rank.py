@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..models.layers import MALA, RALA, BaseAttention, LinearAttention, MLLAAttention
 from ..models.layers.attend_calls import Call, calls_of
+from ..models.layers.rotary import rotary_over_heads
 from ..ops.linear.options import LinearOptions
 from ..ops.linear.reference import kv_sum as kv_sum_reference
 
@@ -121,7 +122,7 @@ def kv_sum(attn: BaseAttention, call: Call) -> Optional[Tensor]:
     elif isinstance(attn, MALA):
         options = LinearOptions(mask, attn.eps, attn.feature_map, layout.rotary)
     elif isinstance(attn, MLLAAttention):
-        options = LinearOptions(mask, attn.eps, 'elu+1', attn.shared_rotary(layout))
+        options = LinearOptions(mask, attn.eps, 'elu+1', rotary_over_heads(attn, layout))
     else:
         return None
     return kv_sum_reference(q.double(), k.double(), v.double(), options)

@@ -33,6 +33,7 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
     - Hydra attention weights each channel separately: the result is their mean.
     - Linear angular attention (``form='released'``) divides by the norm of its sum: the derivative
       is ``(1 - 1 / d) w_ij / norm``.
+    - Test-time-training attention clips the step that the values make: the derivative includes it.
     - Additive attention reads no value except the query's own and pools the keys. The derivative
       is by keys and includes the softmax that weights them.
 
