@@ -41,6 +41,7 @@ NAVIGATION = {
         'ViT³, H-ViT³ <configs/vittt/README>',
         'Linear decoders <configs/linear_decoders/README>',
         'Nuclei <configs/nuclei/README>',
+        'Images of nuclei <demo/nuclei/README>',
         'Models of the quick start <configs/quickstart/README>',
         'RTMDet, ViTDet, Mask2Former <configs/modern_heads/README>',
         'Random walks: RWGKA, RWGKP <configs/rwgka/README>',
@@ -96,6 +97,7 @@ include_patterns = [
     'docs/*.ipynb',
     'docs/reference/*.rst',
     'configs/[!_]*/README.md',
+    'demo/nuclei/README.md',
 ]
 exclude_patterns = ['.*', 'build', 'checkpoints', 'data', 'dist', 'tests', 'work_dirs']
 

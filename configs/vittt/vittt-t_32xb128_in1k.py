@@ -5,7 +5,7 @@ model = dict(
         _delete_=True,
         type='ViT',
         arch='vittt-t',
-        attn_cfg=dict(type='TTTAttention', rotary=False),
+        attn_cfg='TTTAttention',
         out_type='avg_featmap',
     ),
     neck=None,

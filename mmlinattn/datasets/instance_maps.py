@@ -18,8 +18,8 @@ class InstanceMaps(BaseDataset):
     """Instances of a COCO file for segmentors: background, interior, border.
 
     A border two pixels wide runs along the edge of each instance, one pixel inside and one outside,
-    so that instances that touch stay apart. All categories count alike. ``LoadInstanceMap`` draws
-    the map. Images without instances are background.
+    so that instances that touch stay apart. All categories count alike; crowds are left out.
+    ``LoadInstanceMap`` draws the map. Images without instances are background.
 
     Args:
         ann_file: COCO's annotations, with masks as polygons or RLE.
@@ -29,7 +29,7 @@ class InstanceMaps(BaseDataset):
         ``img_path``; ``masks``, COCO's segmentations; ``seg_fields``, an empty list.
 
     Raises:
-        ValueError: an annotation has no segmentation; the message names it.
+        ValueError: an annotation has no segmentation or no image; the message names it.
 
     Example:
         >>> InstanceMaps(lazy_init=True).metainfo['classes']
@@ -48,12 +48,15 @@ class InstanceMaps(BaseDataset):
         content = json.loads(get_text(self.ann_file))
         masks: Dict[Any, list] = {image['id']: [] for image in content['images']}
         for annotation in content['annotations']:
+            where = f'{self.ann_file}: annotation {annotation["id"]}'
             if not annotation.get('segmentation'):
+                raise ValueError(f'{where} has no segmentation, which the map is drawn from')
+            if annotation['image_id'] not in masks:
                 raise ValueError(
-                    f'{self.ann_file}: annotation {annotation["id"]} has no segmentation, '
-                    'which the map is drawn from'
+                    f'{where} is of image {annotation["image_id"]}, which is not there'
                 )
-            masks[annotation['image_id']].append(annotation['segmentation'])
+            if not annotation.get('iscrowd'):
+                masks[annotation['image_id']].append(annotation['segmentation'])
         folder = self.data_prefix.get('img_path', '')
         return [
             dict(
@@ -76,6 +79,10 @@ class LoadInstanceMap:
     Added keys:
         ``gt_seg_map``, (H, W) uint8.
 
+    Raises:
+        ValueError: a mask has another size than the image, or no outline; the message names the
+            image.
+
     Example:
         >>> square = [[4, 4, 12, 4, 12, 12, 4, 12]]
         >>> sample = dict(img=np.zeros((16, 16, 3)), masks=[square], seg_fields=[])
@@ -86,7 +93,13 @@ class LoadInstanceMap:
     def __call__(self, results: dict) -> dict:
         """Add the map to a sample."""
         height, width = results['img'].shape[:2]
-        instances = [_decode(mask, height, width) for mask in results['masks']]
+        try:
+            instances = [_decode(mask, height, width) for mask in results['masks']]
+        except Exception as error:  # of pycocotools
+            raise ValueError(
+                f'{results.get("img_path")} of {height} x {width} pixels has a mask that does not '
+                f'fit: {error}'
+            ) from error
         seg_map = np.zeros((height, width), np.uint8)
         inner = [cv2.erode(instance, _SQUARE) for instance in instances]
         for interior in inner:
@@ -106,4 +119,6 @@ def _decode(mask: Any, height: int, width: int) -> np.ndarray:
         mask = coco_mask.merge(coco_mask.frPyObjects(mask, height, width))
     elif isinstance(mask['counts'], list):
         mask = coco_mask.frPyObjects(mask, height, width)
+    if [*mask['size']] != [height, width]:
+        raise ValueError(f'its size is {mask["size"]}')
     return coco_mask.decode(mask)

@@ -66,6 +66,18 @@ def test_images_without_instances_and_annotations_without_masks(tmp_path):
     path.write_text(json.dumps(dict(images=images, annotations=[dict(whole, segmentation=[])])))
     with pytest.raises(ValueError, match=r'a.json: annotation 7 has no segmentation'):
         InstanceMaps(str(path))
+    path.write_text(json.dumps(dict(images=images, annotations=[dict(whole, image_id=9)])))
+    with pytest.raises(ValueError, match=r'annotation 7 is of image 9, which is not there'):
+        InstanceMaps(str(path))
+    path.write_text(json.dumps(dict(images=images, annotations=[dict(whole, iscrowd=1)])))
+    assert InstanceMaps(str(path)).get_data_info(1)['masks'] == []
+
+
+@pytest.mark.parametrize('mask', [rle(np.ones((4, 5))), [[1, 2]]])
+def test_masks_that_do_not_fit_name_the_image(mask):
+    sample = dict(img=np.zeros((4, 4, 3)), masks=[mask], seg_fields=[], img_path='b.jpg')
+    with pytest.raises(ValueError, match='b.jpg of 4 x 4 pixels has a mask that does not fit'):
+        LoadInstanceMap()(sample)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
+from ..errors import CheckpointError
 from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, KeyRule, record_attention
 
 STEM = BACKBONE + r'patch_embed\.conv\.'
@@ -62,12 +63,22 @@ RULES = KeyMap(
 
 
 def convert_vittt(state_dict: Mapping[str, Tensor]) -> Converted:
-    """Rename weights of H-ViT³ and ViT³ and record their attention; errors of :class:`KeyMap`."""
+    """Rename weights of H-ViT³ and ViT³ and record their attention; errors of :class:`KeyMap`.
+
+    Raises:
+        CheckpointError: a projection does not fit the convolution of its layer, or that is missing.
+    """
     tensors, left_out = RULES(state_dict)
     for name, weight in tensors.items():
         before, found, _ = name.rpartition('.in_proj.')
         if found:
-            tensors[name] = _heads_together(weight, tensors[f'{before}.conv'].shape[0])
+            dim = len(tensors.get(f'{before}.conv', ()))
+            if not 0 < 3 * dim < len(weight) or len(weight) % 3:
+                raise CheckpointError(
+                    f'{name} of {len(weight)} rows does not fit the w3 of its layer, of {dim}: the '
+                    'file is not whole'
+                )
+            tensors[name] = _heads_together(weight, dim)
     if any(name.startswith('backbone.layers.') for name in tensors):  # ViT³ has no batch norm
         tensors = {name.replace('neck.bn.', 'backbone.norm.'): t for name, t in tensors.items()}
     record_attention(tensors, ['TTTAttention'] * 4)

@@ -59,7 +59,9 @@ class HViTTT(MLLA):
     """
 
     architectures = ARCHITECTURES
-    block = staticmethod(partial(TransformerBlock, eps=1e-5, ffn='residual_mix', cpe=True))
+    block = staticmethod(
+        partial(TransformerBlock, eps=1e-5, ffn='residual_mix', cpe=True, rotary=True)
+    )
     residual_stem = False
 
     def __init__(

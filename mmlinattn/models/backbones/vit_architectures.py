@@ -24,7 +24,7 @@ CLIP = dict(
     pre_norm=True, patch_bias=False, act='quick_gelu', norm_eps=1e-5, pos_resize='antialias'
 )
 SIGLIP = dict(with_cls_token=False, act='gelu_tanh', pos_resize='antialias')
-# ViT³ has these with attn_cfg=dict(type='TTTAttention', rotary=False).
+# ViT³ has these with attn_cfg='TTTAttention'.
 VITTT = dict(with_cls_token=False, pos_embed=False, cpe=True)
 LARGE = dict(depth=24)
 

@@ -1,6 +1,6 @@
 """Test-time-training attention of ViT³ as a layer."""
 
-from typing import List, Tuple, Union
+from typing import List, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ class TTTAttention(BaseAttention):
         embed_dims, num_heads: channels and heads; with ``rotary``, ``embed_dims`` is a multiple of
             4 and has an even number per head.
         rotary: 2D rotary position on queries and keys over all channels before they are split into
-            heads, as in :class:`MLLAAttention`; H-ViT³ has it, ViT³ does not.
+            heads, as in :class:`MLLAAttention`; H-ViT³ has it and provides it, ViT³ does not.
         qkv_bias, proj_bias: biases of the projections.
         kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
 
@@ -64,13 +64,14 @@ class TTTAttention(BaseAttention):
     applies_rotary = True  # over all heads, and not in the convolution
     backends = ('auto', 'torch')
     projections = ('in_proj', 'proj')
+    backbone_options = (*BaseAttention.backbone_options, 'rotary')
     unsupported_options = ('gate', 'lepe')
 
     def __init__(
         self,
         embed_dims: int,
         num_heads: int,
-        rotary: Union[bool, dict] = True,
+        rotary: bool = False,
         qkv_bias: bool = True,
         proj_bias: bool = True,
         **kwargs,
@@ -106,10 +107,11 @@ class TTTAttention(BaseAttention):
         sigmoid = gate.sigmoid()
         silu = gate * sigmoid
         slope = sigmoid + silu * (1 - sigmoid)  # of silu
-        products = torch.cat([v * silu, v * value * slope], -1)  # [B, heads, N, 2 d]
         dtype = accumulation_dtype(q.dtype)
         with no_autocast(q):
-            sums = k.to(dtype).transpose(-2, -1) @ products.to(dtype)  # [B, heads, d, 2 d]
+            v = v.to(dtype)  # three factors exceed float16
+            products = torch.cat([v * silu, v * value * slope], -1)  # [B, heads, N, 2 d]
+            sums = k.to(dtype).transpose(-2, -1) @ products  # [B, heads, d, 2 d]
             linear = torch.cat([self.linear1, self.linear2], -1)
             linear = linear + _step(sums, mask, k.shape[-2], -2)
         value, gate = (q @ linear.to(q.dtype)).chunk(2, -1)

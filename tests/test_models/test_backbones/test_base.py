@@ -31,7 +31,7 @@ PARAMETERS = [
     ('MLLA', {}, 5e-7, False, dict(tiny=23.880096, small=42.502944, base=95.216304)),
     ('MLLA', LAST, 5e-7, True, dict(tiny=24.392200, small=43.015048, base=95.983960)),
     ('HViTTT', {}, 5e-4, False, dict(tiny=28.192, small=53.850, base=93.730)),
-    ('ViT', dict(attn_cfg=dict(type='TTTAttention', rotary=False)), 5e-4, True, {
+    ('ViT', dict(attn_cfg='TTTAttention'), 5e-4, True, {
         'vittt-t': 6.149, 'vittt-s': 23.799, 'vittt-b': 90.056,
     }),
     ('MixTransformer', {}, 0.05, False, dict(b0=3.3, b1=13.2, b2=24.2, b3=44.1, b4=60.8, b5=81.4)),

@@ -6,13 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import HViTTT, TransformerBlock, ViT
 from mmlinattn.models.layers import TTTAttention
 from mmlinattn.models.necks import RAVLTNeck
 from mmlinattn.ops.common.rotary import Rotary, apply_rotary
 
-PLAIN = dict(type='TTTAttention', rotary=False)
+PLAIN = 'TTTAttention'
 # The recorded layers, in the place that the release gives them in its models.
 LAYERS = {
     ('vittt', 'ttt'): ('blocks.0.attn.', 'backbone.layers.0.attn.'),
@@ -83,7 +84,7 @@ def test_recorded_backbone(golden):
 
 def test_equals_a_step_of_gradient_descent():
     """By autograd through the loss of the inner model, one image at a time, with a class token."""
-    attn, (height, width) = TTTAttention(16, 2).double(), (3, 5)
+    attn, (height, width) = TTTAttention(16, 2, rotary=True).double(), (3, 5)
     x = torch.randn(2, 1 + height * width, 16, dtype=torch.float64)
     for parameter in attn.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -118,7 +119,7 @@ def test_equals_a_step_of_gradient_descent():
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_step_of_many_tokens_under_autocast(dtype, monkeypatch):
     """Sums that exceed float16. The release divides before it sums, which loses small steps."""
-    attn, hw, steps = TTTAttention(32, 1, rotary=False), (250, 256), {}
+    attn, hw, steps = TTTAttention(32, 1), (250, 256), {}
 
     def record(sums, mask, num_tokens, dim):
         step = sums / (3 * num_tokens)
@@ -129,6 +130,7 @@ def test_step_of_many_tokens_under_autocast(dtype, monkeypatch):
     x = torch.randn(1, 64000, 32).to(dtype).float()
     with torch.no_grad():
         attn.in_proj.bias += 3
+        attn.in_proj.bias[-64:-32] *= 100  # values
         for parameter in attn.parameters():
             parameter.copy_(parameter.to(dtype))
         with torch.autocast('cpu', dtype):
@@ -158,3 +160,9 @@ def test_packed_images_with_extra_tokens_are_those_alone():
     images = [torch.randn(3, *size, dtype=torch.float64) for size in ((24, 40), (16, 8))]
     for image, out in zip(images, model(images)[0]):
         torch.testing.assert_close(out, model(image[None])[0], rtol=1e-9, atol=1e-11)
+
+
+def test_a_damaged_file_is_named():
+    weights = {'blocks.0.attn.qkv.weight': torch.zeros(72, 16)}
+    with pytest.raises(CheckpointError, match='in_proj.weight of 72 rows does not fit the w3'):
+        convert(weights, 'vittt')
