@@ -194,8 +194,8 @@ class Predictor:
             is_fit = image.ndim == 3 and image.shape[2] == 3 and image.size
             if not is_fit or image.dtype != np.uint8:
                 raise ValueError(
-                    f'image must be (H, W, 3) uint8 in BGR, got {image.shape} {image.dtype}; '
-                    'cv2.cvtColor converts grey images'
+                    f'image must be (H, W, 3) uint8 in BGR, got {image.shape} {image.dtype}'
+                    + ('; cv2.cvtColor converts grey images' if image.ndim == 2 else '')
                 )
         start = time.perf_counter()
         samples: List[BaseDataElement] = []
@@ -243,6 +243,11 @@ def _bgr(image: Image.Image) -> np.ndarray:
         if image.mode == 'F' or values.min() < 0 or values.max() > 65535:
             what = f'a PIL image of mode {image.mode!r} must have values of 16 bits'
             raise ValueError(f'{what}: scale them to 0..255 and convert it to uint8')
+        if 0 < values.max() < 4096:  # as of a file
+            raise ValueError(
+                f'values of 16 bits that end at {values.max()} are black in 8 bits: '
+                'scale them to 65535'
+            )
         image = Image.fromarray((values >> 8).astype(np.uint8))
     return cv2.cvtColor(np.asarray(image.convert('RGB')), cv2.COLOR_RGB2BGR)
 

@@ -291,13 +291,17 @@ def test_classes_without_a_pixel(root, monkeypatch, change_map, is_reduced, mess
     dataset.update(seg_map_suffix='_gtFine_labelTrainIds.png')
     said = []
     monkeypatch.setattr(sample_loading, 'log_warning', said.append)
+    # A few maps may lack rare classes; they tell if they have one label alone.
+    is_alone = message and ("'b', 'c', 'd', 'e'" in message or "'b', 'd', 'e'" in message)
     for looked_at, where in ((8, ''), (2, ' in the 2 maps that were read')):
         monkeypatch.setattr(sample_loading, 'LOOKED_AT', looked_at)
         said.clear()
         loaded(cfg)
-        assert len(said) == (message is not None)
+        assert len(said) == bool(is_alone if where else message)
         assert all(where in text and re.search(message, text.replace(where, '')) for text in said)
-    assert [re.search(message, text) is not None for text in findings(cfg)] == [True] * len(said)
+    assert [re.search(message, text) is not None for text in findings(cfg)] == [True] * bool(
+        message
+    )
 
 
 def test_classes_of_joined_data_sets(root):

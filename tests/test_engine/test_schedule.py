@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mmengine.model import BaseModel
+from mmengine.optim import ReduceOnPlateauLR
 from torch import nn
 
 from mmlinattn.engine.runner import schedule
@@ -69,7 +70,7 @@ def warnings(monkeypatch):
     'new, optimizer, rates, named',
     [
         (poly(4), {}, poly_rates(4), None),
-        (poly(8), {}, poly_rates(8), 'PolyLR.end is 8, was 4'),
+        (poly(8), {}, poly_rates(8), 'PolyLR.total_iters is 7, was 3'),
         ([], {}, 4 * [LR], 'optimizer.lr is 0.5, was 0.16'),
         (poly(4), dict(lr=0.25), poly_rates(4, 0.25), 'optimizer.initial_lr is 0.25, was 0.5'),
         ([poly(4), dict(type='MultiStepLR', milestones=[1, 3], by_epoch=False, gamma=0.1)], {},
@@ -103,7 +104,21 @@ def test_epochs_of_another_length(tmp_path, warnings):
     lowered(runner(tmp_path, by_epoch, 4, by_epoch=True))
     resumed = runner(tmp_path, by_epoch, 4, by_epoch=True, batch_size=2, resume='epoch_2.pth')
     assert lowered(resumed) == pytest.approx(first + sum(poly_rates(4)[2:]))
-    assert resumed.iter == 4 and 'PolyLR.end is 4, was 8' in warnings[0]
+    assert resumed.iter == 4 and 'PolyLR.total_iters is 3, was 7' in warnings[0]
+
+
+def test_a_schedule_by_scores_keeps_its_state(tmp_path, warnings):
+    run = runner(tmp_path, [], 4, by_epoch=True)
+    run.prepare_training()
+    (group,) = run.optim_wrapper.param_groups
+    by_score = ReduceOnPlateauLR(run.optim_wrapper, monitor='loss', patience=1, end=4)
+    run.param_schedulers = [by_score]
+    with schedule.schedule_of_config(run):  # a checkpoint of a training of 3 epochs
+        vars(by_score).update(best=0.3, num_bad_epochs=1, patience=5, end=3, _global_step=3)
+        group['lr'], run.train_loop._epoch, run.train_loop._iter = LR / 10, 3, 6
+    assert (by_score.best, by_score.num_bad_epochs, by_score.end) == (0.3, 1, 4)
+    assert by_score.patience == 1 and group['lr'] == LR / 10
+    assert 'ReduceOnPlateauLR.patience is 1, was 5. ' in warnings[0]
 
 
 @pytest.mark.parametrize('by_epoch', [False, True])
@@ -153,6 +168,11 @@ def test_schedules_that_pass(tmp_path, schedule, by_epoch):
     run = runner(tmp_path, schedule, 4, by_epoch=by_epoch)
     run.prepare_training()
     assert run.optim_wrapper.param_groups[0]['lr'] == LR
+
+
+def test_rates_that_become_small_at_the_end_pass(tmp_path):
+    cosine = dict(type='CosineAnnealingLR', T_max=40000, by_epoch=False)
+    runner(tmp_path, cosine, 40000).prepare_training()
 
 
 def test_monitors_without_a_score_are_named_before_work(tmp_path):

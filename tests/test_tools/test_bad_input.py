@@ -240,8 +240,8 @@ def test_a_checkpoint_with_the_classes_in_another_order(root, run, options, stat
         run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
             '--cfg-options', *options('seg'))  # fmt: skip
     with pytest.raises(DataError, match=wrong.replace('test_', 'train_')):
-        run('train', root / CONFIGS['seg'], '--work-dir', tmp_path,
-            '--cfg-options', *options('seg'), f'load_from={path}')  # fmt: skip
+        run('train', root / CONFIGS['seg'], '--work-dir', tmp_path, '--resume', path,
+            '--cfg-options', *options('seg'))  # fmt: skip
 
 
 def test_resume_without_a_checkpoint_keeps_load_from(tmp_path):

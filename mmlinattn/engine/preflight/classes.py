@@ -65,7 +65,8 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
     elif names and classes and ordered != [*classes]:
         shown = tuple(dict.fromkeys(ordered if {*ordered} == {*classes} else names))
         what = f'{_difference(ordered, classes)} in metainfo.classes: the labels are numbered by '
-        what += f'the categories of the file. Set metainfo=dict(classes={_cut(shown)})'
+        what += f'the categories of the file. Set metainfo=dict(classes={_cut(shown)}) in all data '
+        what += 'sets, or write the categories of this file in the order of the classes'
         yield Finding('class', dataset.ann_file, what, True)
     folders = class_folders(dataset)
     given, lower = [[name.casefold() for name in names] for names in (folders, classes)]

@@ -16,7 +16,7 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from torch import nn
 
 from ...datasets.audit.coco import Finding, check_coco
-from ...utils.suggest import did_you_mean
+from ...utils.suggest import did_you_mean, shorten
 from ..model import number_of_classes, quiet
 from .data import annotation_path, dataset_configs
 
@@ -81,7 +81,7 @@ def check_monitor(option: str, value: Any, scores: AbstractSet[str]) -> None:
         plain = re.sub('_(ema|best|origin)$', '', name)  # added by hooks that average the weights
         if plain in scores or any(name.startswith(s) for s in scores if s == '' or s[-1] == '/'):
             continue
-        there = f'scores {", ".join(sorted(scores))}' if scores else 'is not configured'
+        there = f'scores {shorten(sorted(scores))}' if scores else 'is not configured'
         hint = did_you_mean(name, scores)
         raise ValueError(f'{option} is {name!r}, but the validation {there}{hint}')
 

@@ -195,9 +195,9 @@ def sample_findings(
 
 
 def _labels_in(loaded: Optional[dict], labels: Labels) -> Optional[Set[int]]:
-    """Return the labels of a loaded image or of its map, without the ignored one; None if none."""
+    """Return the labels of a loaded image or of its map, the ignored one too; None if none."""
     found = (loaded or {}).get('gt_seg_map' if labels.of_pixels else 'gt_label')
-    return None if found is None else {*np.unique(found).tolist()} - {labels.ignored}
+    return None if found is None else {*np.unique(found).tolist()}
 
 
 def _check_seen(
@@ -205,10 +205,12 @@ def _check_seen(
 ) -> Iterator[Finding]:
     """Yield a finding if classes occur in none of ``count`` loaded samples, or of all (None).
 
-    A few samples may lack rare classes. Of a few maps it is a finding if only one class is seen,
-    only one is missing, or the first one is: those that count from another number show these.
+    A few samples may lack rare classes. Of a few maps it is a finding if they have one label alone:
+    not 0, or 0 beside ignored pixels, which are those of a class then.
     """
     where, number = type(dataset).__name__, labels.number or 0
+    has_ignored = labels.ignored in seen
+    seen = seen - {labels.ignored}
     missing = [label for label in range(number) if label not in seen]
     if labels.of_pixels and not seen:
         what = f'has maps with the label {labels.ignored} only, which is ignored (ignore_index)'
@@ -226,6 +228,6 @@ def _check_seen(
             elif (number - 1 if is_reduced else 0) in missing:
                 what += f': if its maps count classes from {0 if is_reduced else 1}, '
                 what += f'set reduce_zero_label={not is_reduced}'
-        is_shift = labels.of_pixels and (0 in missing or 1 in (len(missing), len(seen)))
-        if count is None or is_shift:
+        is_constant = labels.of_pixels and len(seen) == 1 and (seen != {0} or has_ignored)
+        if count is None or is_constant:
             yield Finding('class', where, what)

@@ -6,6 +6,7 @@ from mmengine.model import BaseModule
 from torch import nn
 
 from ...checkpoints import CheckpointError, check_complete, check_fits, read_checkpoint
+from ...utils.messages import log_warning
 from ...utils.pretrained import pretrained_inits
 from ..config_files import pretraining_config
 from ..model import unwrapped
@@ -30,7 +31,7 @@ def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> N
             or has a shape that does not fit. In a test or on resume, also if the file lacks a key.
             When fine-tuning from ``load_from``, heads may differ (another number of classes) and
             the differences are reported.
-        DataError: the classes of ``load_from`` have another order than those of the data.
+        DataError: in a test or on resume the classes have another order than those of the data.
     """
     model = unwrapped(runner.model)
     if cfg.get('load_from'):
@@ -42,7 +43,7 @@ def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> N
         print_log(f'{option}: {report}', 'current')
         if is_complete:
             check_complete(cfg.load_from, report)
-        _check_classes(cfg, content['meta'], f'{"test" if testing else "train"}_dataloader')
+        _check_classes(cfg, content['meta'], 'test' if testing else 'train', is_complete)
     if testing:
         return
     if cfg.get('resume') and cfg.get('load_from'):
@@ -63,8 +64,9 @@ def drop_pretrained(model: nn.Module) -> None:
             module.init_cfg = without_pretrained(module.init_cfg)
 
 
-def _check_classes(cfg: Config, meta: dict, loader: str) -> None:
-    """Raise DataError if a checkpoint has the classes of a data loader in another order."""
+def _check_classes(cfg: Config, meta: dict, split: str, fatal: bool) -> None:
+    """Raise DataError, or warn, if a checkpoint has the classes of a split in another order."""
+    loader = f'{split}_dataloader'
     known = (meta.get('dataset_meta') or {}).get('classes')
     for config in dataset_configs(cfg.get(loader) or {}):
         dataset = lazy_dataset(config)
@@ -73,7 +75,10 @@ def _check_classes(cfg: Config, meta: dict, loader: str) -> None:
             lists = {str(cfg.load_from): known, loader: classes}
             lists = {place: tuple(names) for place, names in lists.items()}
             for finding in check_same_classes(lists, are_folders=False):
-                raise DataError(f'{finding.where}: {finding.what}')
+                text = f'{finding.where}: {finding.what}'
+                if fatal:
+                    raise DataError(text)
+                log_warning(f'{text}. The head starts from weights of other classes')
 
 
 def _check_pretrained(name: str, module: BaseModule, init: dict) -> None:

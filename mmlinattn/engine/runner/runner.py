@@ -8,6 +8,7 @@ from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import BaseLoop, Runner
@@ -21,6 +22,7 @@ from ...utils.messages import hide_on_console, known_messages_hidden, log_warnin
 from ...utils.pretrained import SAFE, initial_weights_read_safely
 from ...utils.suggest import shorten
 from ..config import check_no_passwords
+from ..hooks.ema_hook import ModelEMAHook
 from ..model import build_model, quiet, unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
 from ..preflight.evaluators import check_evaluator, check_monitor
@@ -179,6 +181,8 @@ class PluginRunner(Runner):
         """Build loops and optimizer, so that errors in a config come before any work."""
         self.train_loop, self.val_loop  # noqa: B018  built on first access
         for hook in self.hooks:
+            if not isinstance(hook, (CheckpointHook, EarlyStoppingHook, ModelEMAHook)):
+                continue
             for option in ('save_best', 'monitor', 'score'):
                 value = getattr(hook, option, None)
                 check_monitor(f'{type(hook).__name__}.{option}', value, self.scores)

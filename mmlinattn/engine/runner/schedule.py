@@ -16,9 +16,10 @@ from ..preflight.evaluators import check_monitor
 # Attributes of schedulers that are no options: their steps change them, or their optimizer.
 STATE = {
     'last_step', '_global_step', '_last_value', 'best', 'cooldown_counter', 'num_bad_epochs',
-    'optimizer', 'base_values',
+    'optimizer', 'base_values', '_schedule_phases',
 }  # fmt: skip
-NO_RATE = 1e-8  # share of the highest learning rate at which nothing is trained
+# A rate below this share of the highest is 0; a share of the training at its end may have it.
+NO_RATE, LAST = 1e-15, 0.01
 
 
 def check_schedule(runner: Runner) -> None:
@@ -72,7 +73,7 @@ def _check_rates(schedulers: Dict[str, Any], stand_in: OptimWrapper, loop: Any) 
         ]
     least = NO_RATE * max(rates, default=0)
     last = max((i for i, rate in enumerate(rates, 1) if rate > least), default=end)
-    if end - last > (length or 1):
+    if end - last > max(length or 1, LAST * end):
         raise ValueError(
             f'{", ".join(schedulers)}: the learning rate is 0 after iteration {last} of {end}; '
             'make the schedule as long as the training'
@@ -98,24 +99,34 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     if loop.epoch >= loop.max_epochs if length else loop.iter >= loop.max_iters:
         limit = f'max_epochs={loop.max_epochs}' if length else f'max_iters={loop.max_iters}'
         log_warning(f'Nothing is left to train: the checkpoint has reached train_cfg.{limit}.')
+        return
     loaded = [group for wrapper in wrappers for group in wrapper.param_groups]
     scheduled = {scheduler.param_name for scheduler in schedulers}
     scheduled.update(['betas'] if 'momentum' in scheduled else [])
     changed = _differences('optimizer', groups, loaded, {'params', *scheduled})
     for scheduler, before in zip(schedulers, options):
+        if min(scheduler.end, before['end']) >= scheduler._global_step:
+            scheduler.end = before['end']  # no step so far depends on it
         changed += _differences(type(scheduler).__name__, [before], [vars(scheduler)], STATE)
         if scheduler._global_step != (loop.epoch if scheduler.by_epoch else loop.iter):
             changed.append(f'the steps of {type(scheduler).__name__}')
     if not changed:
         return
+    # Their steps follow the scores, which are in the loaded state alone.
+    by_score = [each for each in schedulers if getattr(each, 'need_val_args', False)]
+    kept = {each.param_name for each in by_score}
     for group, before in zip(loaded, groups):
-        group.update((key, value) for key, value in before.items() if key != 'params')
-    for scheduler, before in zip(schedulers, options):
-        vars(scheduler).clear()
-        vars(scheduler).update(before)
+        group.update((key, value) for key, value in before.items() if key not in {'params', *kept})
+    replayed = {}
+    for i, (scheduler, before) in enumerate(zip(schedulers, options)):
+        if scheduler in by_score:
+            vars(scheduler).update((k, v) for k, v in before.items() if k not in STATE)
+        elif scheduler.param_name not in kept:
+            vars(scheduler).clear()
+            vars(scheduler).update(before)
+            replayed[f'param_scheduler[{i}]'] = scheduler
     with quiet():
-        names = {f'param_scheduler[{i}]': each for i, each in enumerate(schedulers)}
-        [*_steps(names, loop.iter, loop.epoch, length)]
+        [*_steps(replayed, loop.iter, loop.epoch, length)]
     log_warning(
         f'The config has another schedule or optimizer than the checkpoint: {"; ".join(changed)}. '
         f'That of the config holds from iteration {loop.iter} on.'
