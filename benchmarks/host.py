@@ -149,7 +149,7 @@ def step_of(cfg: dict) -> Tuple[int, int]:
 
 
 def measure(seconds: float) -> Dict[str, dict]:
-    """Return the tables of docs/benchmarks.md by title."""
+    """Return the tables of docs/benchmarks/host.md by title."""
     layers = {name: costs(layer(name), seconds) for name in LAYERS}
     found = {
         'SDPA, 1 token: its dispatch': costs(softmax(1, 1), seconds),

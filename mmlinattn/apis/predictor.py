@@ -15,6 +15,7 @@ from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement
 from PIL import Image, ImageOps
 
+from ..datasets.audit.images import too_dark
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
 from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
@@ -243,11 +244,9 @@ def _bgr(image: Image.Image) -> np.ndarray:
         if image.mode == 'F' or values.min() < 0 or values.max() > 65535:
             what = f'a PIL image of mode {image.mode!r} must have values of 16 bits'
             raise ValueError(f'{what}: scale them to 0..255 and convert it to uint8')
-        if 0 < values.max() < 4096:  # as of a file
-            raise ValueError(
-                f'values of 16 bits that end at {values.max()} are black in 8 bits: '
-                'scale them to 65535'
-            )
+        fault = too_dark(int(values.max()))
+        if fault:
+            raise ValueError(f'a PIL image of mode {image.mode!r}: {fault}')
         image = Image.fromarray((values >> 8).astype(np.uint8))
     return cv2.cvtColor(np.asarray(image.convert('RGB')), cv2.COLOR_RGB2BGR)
 

@@ -1,13 +1,14 @@
 """Semantic segmentation of the instances of a COCO data set: background, interior, border."""
 
-import json
 from typing import Any, Dict, List
 
 import cv2
 import numpy as np
 from mmengine.dataset import BaseDataset
-from mmengine.fileio import get_text, join_path
+from mmengine.fileio import join_path
 from mmengine.registry import DATASETS, TRANSFORMS
+
+from .audit.coco import read_json
 
 INTERIOR, BORDER = 1, 2
 _SQUARE = np.ones((3, 3), np.uint8)
@@ -29,7 +30,8 @@ class InstanceMaps(BaseDataset):
         ``img_path``; ``masks``, COCO's segmentations; ``seg_fields``, an empty list.
 
     Raises:
-        ValueError: an annotation has no segmentation or no image; the message names it.
+        ValueError: the file is no JSON, or an annotation, which is named, has no segmentation or
+            no image.
 
     Example:
         >>> InstanceMaps(lazy_init=True).metainfo['classes']
@@ -45,7 +47,7 @@ class InstanceMaps(BaseDataset):
         super().__init__(ann_file=ann_file, **kwargs)
 
     def load_data_list(self) -> List[dict]:
-        content = json.loads(get_text(self.ann_file))
+        content = read_json(self.ann_file)
         masks: Dict[Any, list] = {image['id']: [] for image in content['images']}
         for annotation in content['annotations']:
             where = f'{self.ann_file}: annotation {annotation["id"]}'

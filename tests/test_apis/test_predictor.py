@@ -75,6 +75,10 @@ def test_16_bits_are_read_as_those_of_a_file(predictor, tmp_path, mode):
     by_path, direct = predictor('cls')([tmp_path / 'a.png', image])
     np.testing.assert_array_equal(direct.image, by_path.image)
     assert direct.image[..., 0].tolist() == (values // 256).tolist()
+    Image.fromarray(values // 64).save(tmp_path / 'dark.png')
+    for source in (tmp_path / 'dark.png', Image.fromarray(np.int32(values // 64))):
+        with pytest.raises(ValueError, match='its 16-bit values end at 1023, black in 8 bits'):
+            predictor('cls')(source)
 
 
 @pytest.mark.parametrize('task', ['cls', 'seg', 'det'])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import report, run
+from benchmarks import first_page, report, run
 from benchmarks.cases import CASES, Baseline, Case, Setup, backbones
 from benchmarks.report import table
 from benchmarks.suite import MODES, Effort, Result, run_case, slopes
@@ -273,6 +273,18 @@ def test_pages_show_what_the_committed_results_give(root: Path, tmp_path: Path):
         assert drawn == {*pictures}
         for picture in pictures:
             check_picture(root / 'docs/images' / picture, tmp_path / picture, record)
+
+
+def test_the_plot_and_the_claims_of_the_readme(root: Path, tmp_path: Path):
+    picture = root / 'docs/images/segformer-b0.png'
+    first_page.draw(tmp_path / 'drawn.png')
+    check_picture(picture, tmp_path / 'drawn.png', first_page.RECORD)
+    of_size = first_page.rows()['1024x2048']
+    (rival, most), (time, memory) = of_size['MMSegmentation'], of_size['mmlinattn']
+    assert time / rival == pytest.approx(1 / 2, rel=0.1)
+    assert memory / most == pytest.approx(1 / 7, rel=0.1)
+    for name in ('RWGKA', 'RALA'):
+        assert of_size[name][0] / time == pytest.approx(1 / 2, rel=0.1)
 
 
 def test_results_are_shown_in_a_page(docs, tmp_path, capsys):

@@ -86,7 +86,8 @@ def test_values_that_fail_later(root, task, options, message):
 
 def test_init_cfg_with_an_override(root):
     part = dict(type='Normal', std=0.01, override=dict(name='conv_seg'))
-    load_config(str(root / CONFIGS['seg']), {'model.decode_head.init_cfg': part})
+    cfg = load_config(str(root / CONFIGS['seg']), {'model.decode_head.init_cfg': part})
+    assert cfg.model.decode_head.init_cfg == part
 
 
 def test_texts_that_are_no_numbers_of_the_run(root, tmp_path):

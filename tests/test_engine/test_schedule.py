@@ -172,7 +172,9 @@ def test_schedules_that_pass(tmp_path, schedule, by_epoch):
 
 def test_rates_that_become_small_at_the_end_pass(tmp_path):
     cosine = dict(type='CosineAnnealingLR', T_max=40000, by_epoch=False)
-    runner(tmp_path, cosine, 40000).prepare_training()
+    run = runner(tmp_path, cosine, 40000)
+    run.prepare_training()
+    assert run.optim_wrapper.param_groups[0]['lr'] == LR
 
 
 def test_monitors_without_a_score_are_named_before_work(tmp_path):

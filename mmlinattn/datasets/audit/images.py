@@ -31,6 +31,18 @@ def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
     return height, width
 
 
+def too_dark(largest: int) -> Optional[str]:
+    """Return why 16-bit values up to ``largest`` would be black in 8 bits, or None.
+
+    Example:
+        >>> too_dark(4095), too_dark(65535)
+        ('its 16-bit values end at 4095, black in 8 bits: scale them to 65535', None)
+    """
+    if not 0 < largest < 4096:
+        return None
+    return f'its 16-bit values end at {largest}, black in 8 bits: scale them to 65535'
+
+
 def file_fault(data: bytes) -> Optional[str]:
     """Return why an image file would be read wrongly, or None.
 
@@ -52,10 +64,9 @@ def file_fault(data: bytes) -> Optional[str]:
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith('I'):
-                top: Any = image.getextrema()[1]
-                if 0 < top < 4096:
-                    return f'its 16-bit values end at {top}, black in 8 bits: scale them to 65535'
-            elif image.format == 'PNG':
+                largest: Any = image.getextrema()[1]
+                return too_dark(largest)
+            if image.format == 'PNG':
                 image.verify()
             else:
                 image.draft('RGB', (1, 1))
