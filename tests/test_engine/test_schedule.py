@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import ReduceOnPlateauLR
 from torch import nn
@@ -182,3 +183,12 @@ def test_monitors_without_a_score_are_named_before_work(tmp_path):
     run.register_hook(dict(type='EarlyStoppingHook', monitor='mAP', rule='greater'))
     with pytest.raises(ValueError, match="^EarlyStoppingHook.monitor is 'mAP', but the validation"):
         run.prepare_training()
+
+
+def test_a_hook_of_the_user_may_monitor_something_else(tmp_path):
+    run = runner(tmp_path, [], 1)
+    hook = Hook()
+    hook.monitor = 'train/loss'
+    run.register_hook(hook)
+    run.prepare_training()
+    assert hook in run.hooks
