@@ -27,6 +27,8 @@ def boundary_of(
         >>> int(boundary_of(np.ones((5, 6), dtype=bool), distance=1).sum())
         18
     """
+    if 2 * distance >= min(mask.shape):  # no pixel is farther from the edge of the image
+        return mask
     filled = mask if ignored is None else mask | ignored
     square = np.ones((2 * distance + 1,) * 2, np.uint8)
     inside = cv2.erode(
@@ -45,8 +47,9 @@ class BoundaryIoUMetric(BaseMetric):
     summed over all images, as MMSegmentation's IoUMetric does.
 
     Args:
-        dilation_ratio: width of the boundary region over the diagonal of the image, between 0 and
-            1; 0.02 in the paper. It is rounded to whole pixels, at least one.
+        dilation_ratio: width of the boundary region over the diagonal of the image, above 0; 0.02
+            in the paper. It is rounded to whole pixels, at least one. With 1 the region is all of
+            the class, and the result its plain IoU.
         ignore_index: label of pixels that do not count.
         classwise: return the IoU of each class, too.
         collect_device, prefix: see MMEngine's BaseMetric.
@@ -56,7 +59,7 @@ class BoundaryIoUMetric(BaseMetric):
         ``boundary/IoU_CLASS``, NaN for a class that occurs nowhere.
 
     Raises:
-        ValueError: ``dilation_ratio`` is not between 0 and 1, or ``ignore_index`` no integer.
+        ValueError: ``dilation_ratio`` is not above 0 and at most 1, or ``ignore_index`` no integer.
 
     Example:
         >>> val_evaluator = [
@@ -75,8 +78,10 @@ class BoundaryIoUMetric(BaseMetric):
         prefix: Optional[str] = None,
     ) -> None:
         super().__init__(collect_device, prefix)
-        if not (isinstance(dilation_ratio, (int, float)) and 0 < dilation_ratio < 1):
-            raise ValueError(f'dilation_ratio must be between 0 and 1, got {dilation_ratio!r}')
+        if not (isinstance(dilation_ratio, (int, float)) and 0 < dilation_ratio <= 1):
+            raise ValueError(
+                f'dilation_ratio must be above 0 and at most 1, got {dilation_ratio!r}'
+            )
         if not isinstance(ignore_index, int):
             raise ValueError(f'ignore_index must be an integer, got {ignore_index!r}')
         self.dilation_ratio = dilation_ratio

@@ -53,6 +53,21 @@ def test_boundary_is_what_lies_near_the_outside(distance):
     )
 
 
+def test_all_of_the_image_is_the_iou_of_each_class():
+    true = maps(0)
+    pred = np.roll(true, (1, 2), (0, 1))
+    true[3:6, 5:12] = 255
+    found = score([(pred, true)], dilation_ratio=1.0, classwise=True)
+    for i, name in enumerate(('sky', 'road', 'car')):
+        a, b = ((of == i) & (true != 255) for of in (pred, true))
+        assert found[f'boundary/IoU_{name}'] == pytest.approx(100 * (a & b).sum() / (a | b).sum())
+    mask = np.ones(SHAPE, bool)
+    for distance in (11, 12, 13):  # the half of the shorter side is 12
+        np.testing.assert_array_equal(
+            boundary_of(mask, distance), near_outside(mask, distance, mask & False)
+        )
+
+
 def test_iou_of_the_boundaries_of_all_images():
     """Pixels of the same class are summed over the images, without those to ignore."""
     pairs = []
@@ -102,9 +117,11 @@ def test_classes_that_occur_nowhere_do_not_count():
     assert np.isnan(score([(label, np.full(SHAPE, 255))])['boundary/mIoU'])
 
 
-@pytest.mark.parametrize('ratio', [0, 1, -0.1, float('nan'), '0.02'])
+@pytest.mark.parametrize('ratio', [0, 1.1, -0.1, float('nan'), '0.02'])
 def test_bad_options(ratio):
-    with pytest.raises(ValueError, match=f'dilation_ratio must be between 0 and 1, got {ratio!r}'):
+    with pytest.raises(
+        ValueError, match=f'dilation_ratio must be above 0 and at most 1, got {ratio!r}'
+    ):
         BoundaryIoUMetric(dilation_ratio=ratio)
     with pytest.raises(ValueError, match="ignore_index must be an integer, got '255'"):
         BoundaryIoUMetric(ignore_index='255')

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Train RAVLT on the embedded data set, for segmentation and detection, and draw a picture.
+"""Find nuclei in real images with the shipped weights, then train the same models on 28 images.
 
-Runs the commands that a user would run, with one progress bar each, and prints the validation
-scores beside their minimum. The output of the commands is written to log files. The exit status is
-not 0 if a score is too low.
+Runs the commands that a user would run, with one progress bar each, and prints the scores on 14
+held-out images beside their minimum. The output of the commands is written to log files. The exit
+status is not 0 if a score is too low.
 """
 
 import argparse
@@ -22,15 +22,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-SEGMENTOR = 'configs/quickstart/semantic-fpn_ravlt-nano_shapes.py'
-DETECTOR = 'configs/quickstart/mask-rcnn_ravlt-nano_shapes.py'
-# Name, config, MMEngine's name, unit, minimum (below the usual score, because seeds differ).
+SEGMENTOR = 'configs/nuclei/semantic-fpn_ravlt-nano-linear_nuclei.py'
+DETECTOR = 'configs/nuclei/mask-rcnn_ravlt-nano-linear_nuclei.py'
+NAMES = {'Mask R-CNN': DETECTOR, 'Semantic FPN': SEGMENTOR}
+ITERATIONS = {DETECTOR: 400, SEGMENTOR: 400}  # of thousands in the configs
+# Name, config, MMEngine's name, unit, minimum of the shipped weights and after the short training
+# (below the usual score, because seeds differ).
 SCORES = [
-    ('mIoU', SEGMENTOR, 'mIoU', 0.01, 0.60),
-    ('box mAP', DETECTOR, 'coco/bbox_mAP', 1, None),
-    ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.75),
-    ('mask mAP', DETECTOR, 'coco/segm_mAP', 1, None),
-    ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, None),
+    ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, 0.70, 0.35),
+    ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.70, 0.35),
+    ('IoU of interiors', SEGMENTOR, 'class/IoU_interior', 0.01, 0.75, 0.60),
 ]
 # Remaining time in MMEngine's training log, by iterations or epochs.
 ETA = re.compile(r'\(train\) .* eta: (\d+):(\d\d):(\d\d) ')
@@ -95,9 +96,19 @@ class Stages:
 
 
 def scores(work_dir: Path) -> dict:
-    """Return the metrics of the newest validation in a work directory."""
-    newest = max(work_dir.glob('*/vis_data/scalars.json'), key=lambda file: file.stat().st_mtime)
+    """Return the metrics of the newest test or validation in a work directory."""
+    files = [*work_dir.glob('*/vis_data/scalars.json'), *work_dir.glob('*/*.json')]
+    newest = max(files, key=lambda file: file.stat().st_mtime)
     return json.loads(newest.read_text().splitlines()[-1])
+
+
+def train(config: str, work_dir: Path) -> List[str]:
+    """Return the command of a short training."""
+    length = ITERATIONS[config]
+    options = ['max_iters', 'train_cfg.max_iters', 'train_cfg.val_interval']
+    options += ['param_scheduler.0.total_steps', 'default_hooks.checkpoint.interval']
+    command = ['tools/train.py', config, '--amp', '--work-dir', str(work_dir), '--cfg-options']
+    return [*command, *(f'{option}={length}' for option in options)]
 
 
 def main() -> int:
@@ -107,39 +118,55 @@ def main() -> int:
     os.chdir(ROOT)
     args.work_dir.mkdir(parents=True, exist_ok=True)
     start = time.time()
-    folders = {config: args.work_dir / Path(config).stem for config in (SEGMENTOR, DETECTOR)}
-    picture = args.work_dir / 'predictions.png'
+    shipped = {config: f'mmlinattn://{Path(config).stem}' for config in (DETECTOR, SEGMENTOR)}
+    folders = {config: args.work_dir / Path(config).stem for config in shipped}
     columns = (TextColumn('{task.description:<26}'), BarColumn(), TaskProgressColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         stages = Stages(progress, args.work_dir)
-        stages.run({'data set': ['-m', 'mmlinattn', 'shapes', 'data/shapes']})
+        draw(stages, 'shipped weights', args.work_dir / 'nuclei.png', shipped)
         stages.run(
             {
-                name: ['tools/train.py', config, '--work-dir', str(folders[config])]
-                for name, config in (('Semantic FPN', SEGMENTOR), ('Mask R-CNN', DETECTOR))
+                f'{name}, test': [
+                    'tools/test.py',
+                    config,
+                    shipped[config],
+                    '--work-dir',
+                    str(folders[config] / 'shipped'),
+                ]
+                for name, config in NAMES.items()
             }
         )
-        models = [
-            f'{config}={(folder / "last_checkpoint").read_text().strip()}'
+        stages.run({name: train(config, folders[config]) for name, config in NAMES.items()})
+        models = {
+            config: (folder / 'last_checkpoint').read_text().strip()
             for config, folder in folders.items()
-        ]
-        stages.run({'picture': ['tools/misc/demo_picture.py', str(picture), *models]})
+        }
+        draw(stages, 'picture', args.work_dir / 'trained.png', models)
 
-    table = Table(title='Shapes, validation split')
-    for column in ('score', 'reached', 'at least'):
+    table = Table(title='14 held-out images')
+    for column in ('score', 'shipped weights', 'at least', 'trained here', 'at least'):
         table.add_column(column, justify='right')
     missed = []
-    for name, config, key, unit, least in SCORES:
-        value = unit * scores(folders[config])[key]
-        table.add_row(name, f'{value:.3f}', '' if least is None else f'{least:.2f}')
-        if least is not None and value < least:
+    for name, config, key, unit, *least in SCORES:
+        reached = [
+            unit * scores(folder)[key] for folder in (folders[config] / 'shipped', folders[config])
+        ]
+        pairs = [f'{value:.2f}' for pair in zip(reached, least) for value in pair]
+        table.add_row(name, *pairs)
+        if any(value < minimum for value, minimum in zip(reached, least)):
             missed.append(name)
     console.print(table)
     console.print(f'{time.time() - start:.0f} s in all; logs and checkpoints: {args.work_dir}')
-    console.print(f'picture: {picture.resolve()}', soft_wrap=True)
     if missed:
         console.print(f'Too low: {", ".join(missed)}', style='red')
     return len(missed)
+
+
+def draw(stages: Stages, name: str, picture: Path, models: Dict[str, str]) -> None:
+    """Draw what the detector and the segmentor find, and say where the picture is."""
+    pairs = [f'{config}={checkpoint}' for config, checkpoint in models.items()]
+    stages.run({name: ['tools/misc/demo_picture.py', str(picture), *pairs]})
+    console.print(f'picture: {picture.resolve()}', soft_wrap=True)
 
 
 def exit_with(main: Callable[[], int]) -> None:

@@ -55,5 +55,7 @@ test_dataloader = val_dataloader
 val_evaluator = [
     dict(type='IoUMetric', iou_metrics=['mIoU']),
     dict(type='BoundaryIoUMetric'),
+    # The IoU of each class.
+    dict(type='BoundaryIoUMetric', dilation_ratio=1.0, classwise=True, prefix='class'),
 ]
 test_evaluator = val_evaluator

@@ -1,0 +1,3 @@
+_base_ = './mask-rcnn_ravlt-nano_nuclei.py'
+# RALA in all stages.
+model = dict(backbone=dict(attn_cfg='RALA'))
