@@ -20,11 +20,11 @@ model = dict(
     ),
 )
 
-max_iters = 4000
-optim_wrapper = dict(optimizer=dict(lr=1e-3))
+max_iters = 8000
+optim_wrapper = dict(optimizer=dict(lr=8e-4))
 param_scheduler = [
-    dict(type='OneCycleLR', eta_max=1e-3, total_steps=max_iters, pct_start=0.1, by_epoch=False)
+    dict(type='OneCycleLR', eta_max=8e-4, total_steps=max_iters, pct_start=0.1, by_epoch=False)
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=1000)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=2000)
 default_hooks = dict(checkpoint=dict(by_epoch=False, interval=1000), logger=dict(interval=50))
 log_processor = dict(by_epoch=False)

@@ -10,7 +10,7 @@ train_pipeline = [
         type='RandomChoice',
         transforms=[
             [dict(type='Resize', scale_factor=factor, keep_ratio=True)]
-            for factor in (0.75, 1.0, 1.5)
+            for factor in (1.0, 1.5, 2.0)
         ],
     ),
     dict(type='RandomCrop', crop_size=(256, 256), recompute_bbox=True, allow_negative_crop=True),
@@ -39,7 +39,7 @@ test_pipeline = [
     ),
 ]
 train_dataloader = dict(
-    batch_size=4,
+    batch_size=2,
     num_workers=0,  # on two cores a second process costs more than it brings
     persistent_workers=False,
     sampler=dict(type='InfiniteSampler', shuffle=True),
