@@ -25,7 +25,7 @@ def package_weights() -> Dict[str, str]:
 
     Example:
         >>> sorted(package_weights())
-        ['faster-rcnn_ravlt-nano-linear_bccd', 'semantic-fpn_ravlt-nano_shapes']
+        ['mask-rcnn_ravlt-nano-linear_nuclei', 'semantic-fpn_ravlt-nano-linear_nuclei']
     """
     files = Path(__file__).parents[1].joinpath('weights').glob('*.pth')
     return {path.stem.rpartition('-')[0]: str(path) for path in sorted(files)}

@@ -70,7 +70,7 @@ def test_models_of_the_same_name_and_of_the_package(files):
     config, checkpoint = files('cls')
     found = load_models([(config, checkpoint), (config, checkpoint)])
     assert list(found) == [f'ravlt-nano_shapes, {checkpoint}']
-    name = 'semantic-fpn_ravlt-nano_shapes'
+    name = 'semantic-fpn_ravlt-nano-linear_nuclei'
     assert (name, f'mmlinattn://{name}') in package_models()
 
 

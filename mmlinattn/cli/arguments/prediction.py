@@ -9,7 +9,7 @@ from .common import CONFIG, DEVICE, check_positive
 
 FORMATS = ('onnx', 'pt2')
 MAX_MEGAPIXELS = 50.0
-EXAMPLES = Path('data/shapes/coco/val2017')
+EXAMPLES = Path('demo/nuclei/images')
 
 
 def predict(argv: Optional[List[str]] = None) -> Namespace:

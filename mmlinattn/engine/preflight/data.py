@@ -25,6 +25,7 @@ DATA_HINTS = {
     'data/camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
     'data/bccd': 'see docs/datasets.md#bccd for the download and the expected folders',
     'data/bccd_cells': 'cut it out of BCCD, see docs/datasets.md#bccd',
+    'data/nuclei': 'see configs/nuclei/README.md#the-whole-set',
     'data/coco': 'see docs/datasets.md#coco',
     'data/cityscapes': 'see docs/datasets.md#cityscapes',
     'data/ade/ADEChallengeData2016': 'see docs/datasets.md#ade20k',
