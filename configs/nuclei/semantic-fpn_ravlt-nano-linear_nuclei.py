@@ -4,11 +4,7 @@ _base_ = [
     '../_base_/schedules/nano_adamw.py',
     '../_base_/runtime_seg.py',
 ]
-model = dict(
-    backbone=dict(attn_cfg='RALA'),
-    # A border has few pixels.
-    decode_head=dict(num_classes=3, loss_decode=dict(class_weight=[0.5, 1.0, 2.0])),
-)
+model = dict(backbone=dict(attn_cfg='RALA'), decode_head=dict(num_classes=3))
 
 max_iters = 3000
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
