@@ -20,9 +20,13 @@ NAVIGATION = {
     'Do': [
         'docs/choose',
         'docs/own_data',
+        'docs/voc_yolo',
         'docs/own_backbone',
+        'docs/fine_tune',
         'docs/segformer',
+        'docs/zoo',
         'docs/weights',
+        'docs/commercial_use',
         'docs/training',
         'docs/checkpoints',
         'docs/troubleshooting',
@@ -68,6 +72,8 @@ NAVIGATION = {
     ],
     'Reference': [
         'docs/limits',
+        'docs/glossary',
+        'docs/reference/commands',
         'docs/reference/ops',
         'docs/reference/layers',
         'docs/reference/backbones',

@@ -2,7 +2,10 @@
 
 import importlib
 import inspect
+import json
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Dict
@@ -17,6 +20,8 @@ from mmengine.registry import (
     VISBACKENDS,
     DefaultScope,
 )
+from PIL import Image
+from pycocotools.coco import COCO
 from torch import nn
 
 from mmlinattn.engine import build_model
@@ -216,6 +221,53 @@ def test_the_options_of_the_page_of_attentions(root):
     assert listed['RWGKA']['decay'] == 0.1 and 'feature_map' not in listed['EfficientAttention']
 
 
+def test_the_config_of_the_page_of_fine_tuning(root, tmp_path):
+    """It starts from a detector alone, and has three classes in all places."""
+    pytest.importorskip('mmdet', reason='the config is one of MMDetection')
+    page = (root / 'docs' / 'fine_tune.md').read_text()
+    (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
+    (tmp_path / 'page.py').write_text(code.replace("'configs/", f"'{root}/configs/"))
+    cfg = load_config(str(tmp_path / 'page.py'))
+    assert cfg.load_from.endswith('.pth') and cfg.model.backbone.init_cfg is None
+    heads = build_model(cfg).roi_head
+    assert heads.bbox_head.num_classes == heads.mask_head.num_classes == 3
+    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        assert len(cfg[loader].dataset.metainfo.classes) == 3
+
+
+def test_the_scripts_from_voc_and_yolo(root, tmp_path, monkeypatch):
+    """Both formats of one box give the same COCO file."""
+    page = (root / 'docs' / 'voc_yolo.md').read_text()
+    monkeypatch.chdir(tmp_path)
+    for folder in ('annotations', 'images/train', 'labels/train'):
+        Path(folder).mkdir(parents=True)
+    Image.new('RGB', (40, 20)).save('images/train/a.png')
+    ends = dict(xmin=11, ymin=6, xmax=20, ymax=15)  # counted from 1: columns 10..19, rows 5..14
+    box = ''.join(f'<{name}>{value}</{name}>' for name, value in ends.items())
+    Path('annotations/a.xml').write_text(
+        '<annotation><filename>a.png</filename><size><width>40</width><height>20</height></size>'
+        f'<object><name>nut</name><bndbox>{box}</bndbox></object></annotation>'
+    )
+    Path('labels/train/a.txt').write_text('1 0.375 0.5 0.25 0.5\n')
+    found = []
+    for code in re.findall(r'```python\n(.*?)```', page, re.S):
+        exec(code, {})
+        found.append(json.loads(Path('train.json').read_text()))
+        Path('train.json').unlink()
+    voc, yolo = found
+    assert voc == yolo and yolo['annotations'] == [
+        dict(id=1, image_id=1, bbox=[10, 5, 10, 10], area=100, iscrowd=0, category_id=2)
+    ]
+    (tmp_path / 'train.json').write_text(json.dumps(voc))
+    coco = COCO('train.json')
+    assert [c['name'] for c in coco.loadCats(coco.getCatIds())] == ['bolt', 'nut', 'washer']
+
+
+def test_the_page_of_commands_has_those_of_the_parsers(root):
+    command = [sys.executable, 'tools/misc/render_commands.py', '--check']
+    assert subprocess.run(command, cwd=root).returncode == 0
+
+
 def headings(page: Path) -> set:
     """Return the anchors of a page, as GitHub names them."""
     found = re.findall(r'^#+ (.*)$', page.read_text(), re.M)
@@ -224,7 +276,8 @@ def headings(page: Path) -> set:
 
 
 def test_links_between_pages_reach_a_file_and_a_heading(root):
-    pages = [*root.glob('*.md'), *root.glob('docs/*.md'), *root.glob('configs/*/README.md')]
+    folders = ('', 'docs/', 'docs/reference/', 'configs/*/')
+    pages = [page for folder in folders for page in root.glob(f'{folder}*.md')]
     broken, seen = [], 0
     for page in pages:
         for target, anchor in re.findall(r'\]\(([^)#\s]*)#?([^)\s]*)\)', page.read_text()):
