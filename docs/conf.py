@@ -74,6 +74,7 @@ NAVIGATION = {
         'docs/limits',
         'docs/glossary',
         'docs/reference/commands',
+        'docs/reference/attentions',
         'docs/reference/ops',
         'docs/reference/layers',
         'docs/reference/backbones',

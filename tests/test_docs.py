@@ -195,7 +195,7 @@ def test_the_config_of_the_readme_and_that_of_own_data(root, tmp_path):
 
 def test_the_options_of_the_page_of_attentions(root):
     """They are those of the constructors, and every attention builds with all of its own."""
-    page = (root / 'docs' / 'attentions.md').read_text()
+    page = (root / 'docs' / 'reference' / 'attentions.md').read_text()
     table = page.split('<!-- options -->')[1].split('<!-- end of table -->')[0]
     rows = re.findall(r'^\| (.*`\w+`) \| (`\w+=[^|]+`|) \| ([^|]*) \|$', table, re.M)
     listed = {name.strip('`'): eval(f'dict({text.replace("`", "")})') for name, text, _ in rows}
@@ -276,7 +276,7 @@ def headings(page: Path) -> set:
 
 
 def test_links_between_pages_reach_a_file_and_a_heading(root):
-    folders = ('', 'docs/', 'docs/reference/', 'configs/*/')
+    folders = ('', 'docs/', 'docs/reference/', 'docs/studies/', 'configs/*/')
     pages = [page for folder in folders for page in root.glob(f'{folder}*.md')]
     broken, seen = [], 0
     for page in pages:
