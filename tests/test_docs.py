@@ -14,6 +14,7 @@ import pytest
 import torch
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import (
+    DATASETS,
     HOOKS,
     MODELS,
     OPTIM_WRAPPER_CONSTRUCTORS,
@@ -107,37 +108,42 @@ def test_the_attention_of_the_contributing_page(root):
     assert (attn.attend(v, v, v, TokenLayout((100, 700), mask)) == 4).all()
 
 
-@pytest.mark.parametrize('base, parts', [('mmdet', ['neck']), ('mmseg', ['decode_head'])])
-def test_the_configs_of_the_page_of_own_backbones(root, tmp_path, base, parts):
-    """They load by the name of their base, and the channels fit."""
-    pytest.importorskip(base, reason='the config is one of its own')
+def check_data_of_page(cfg, head):
+    """The classes of each loader are those of the head, and nothing is left of the base's data."""
+    for split in ('train', 'val', 'test'):
+        dataset = cfg[f'{split}_dataloader'].dataset
+        assert len(dataset.metainfo.classes) == head.num_classes
+        assert not any(name in str(dataset) for name in ('cityscapes/', 'coco/'))
+        assert not any(step.get('reduce_zero_label') for step in dataset.pipeline)
+
+
+def test_the_config_of_the_page_of_own_backbones(root, tmp_path):
+    """It loads by the name of its base, and the channels fit."""
+    pytest.importorskip('mmdet', reason='the config is one of its own')
     page = (root / 'docs' / 'own_backbone.md').read_text()
-    codes = re.findall(r'```python\n(.*?)```', page, re.S)
-    (code,) = (code for code in codes if f"_base_ = '{base}::" in code)
+    (code,) = (c for c in re.findall(r'```python\n(.*?)```', page, re.S) if "_base_ = 'mmdet" in c)
     (tmp_path / 'page.py').write_text(code)
     cfg = load_config(str(tmp_path / 'page.py'))
-    assert {*parts} <= {*check_channels(cfg)}
-    loaders = [cfg[f'{split}_dataloader'] for split in ('train', 'val', 'test')]
-    model = build_model(cfg)
-    head = model.bbox_head if base == 'mmdet' else model.decode_head
-    for loader in loaders:
-        assert len(loader.dataset.metainfo.classes) == head.num_classes
-        assert 'ade' not in str(loader.dataset) and 'coco/' not in str(loader.dataset)
-        steps = loader.dataset.pipeline
-        assert not any(step.get('reduce_zero_label') for step in steps)
+    assert 'neck' in check_channels(cfg)
+    check_data_of_page(cfg, build_model(cfg).bbox_head)
 
 
-def test_the_config_of_the_page_of_segformer(root, tmp_path):
+def test_the_configs_of_the_page_of_segformer(root, tmp_path):
     """The encoder fits the head of the base, which tests whole images by the option of the page."""
     pytest.importorskip('mmseg', reason='the config is one of its own')
     page = (root / 'docs' / 'segformer.md').read_text()
-    (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
-    (tmp_path / 'page.py').write_text(code)
+    for name, code in zip(('my_segformer', 'mine'), re.findall(r'```python\n(.*?)```', page, re.S)):
+        (tmp_path / f'{name}.py').write_text(code)
     (option,) = re.findall(r'--cfg-options (model\.test_cfg\.mode)=whole$', page, re.M)
-    cfg = load_config(str(tmp_path / 'page.py'), {option: 'whole'})
+    path = str(tmp_path / 'my_segformer.py')
+    cfg = load_config(path, {option: 'whole'})
     assert 'decode_head' in check_channels(cfg)
     assert build_model(cfg).test_cfg.mode == 'whole'
-    assert load_config(str(tmp_path / 'page.py')).model.test_cfg.mode == 'slide'
+    assert load_config(path).model.test_cfg.mode == 'slide'
+    cfg = load_config(str(tmp_path / 'mine.py'))
+    dataset = DATASETS.build(dict(cfg.train_dataloader.dataset, lazy_init=True, _scope_='mmseg'))
+    assert (dataset.img_suffix, dataset.seg_map_suffix) == ('.jpg', '.png')
+    check_data_of_page(cfg, build_model(cfg).decode_head)
 
 
 def lines_of_training():
