@@ -75,6 +75,8 @@ NAVIGATION = {
         'docs/glossary',
         'docs/reference/commands',
         'docs/reference/attentions',
+        'docs/reference/rules',
+        'docs/reference/sizes',
         'docs/reference/ops',
         'docs/reference/layers',
         'docs/reference/backbones',
