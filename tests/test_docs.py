@@ -75,9 +75,9 @@ def test_the_host_of_the_design_page(root, attn_cfg):
 
 
 @pytest.mark.parametrize('framework', ['mmdet', 'mmseg'])
-def test_the_plugins_of_the_page_of_attentions(root, framework):
+def test_the_plugins_of_the_page_of_videos(root, framework):
     pytest.importorskip(framework, reason='plugins are those of its ResNet')
-    page = (root / 'docs' / 'attentions.md').read_text()
+    page = (root / 'mmlinattn/projects/video/README.md').read_text()
     (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'plugins=' in b)
     names: Dict[str, dict] = {}
     exec(code, names)
@@ -286,7 +286,7 @@ def headings(page: Path) -> set:
 
 
 def test_links_between_pages_reach_a_file_and_a_heading(root):
-    folders = ('', 'docs/', 'docs/reference/', 'docs/studies/', 'configs/*/')
+    folders = ('', 'docs/', 'docs/reference/', 'docs/studies/', 'configs/*/', 'mmlinattn/projects/*/')
     pages = [page for folder in folders for page in root.glob(f'{folder}*.md')]
     broken, seen = [], 0
     for page in pages:
