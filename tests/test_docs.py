@@ -2,7 +2,10 @@
 
 import importlib
 import inspect
+import json
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Dict
@@ -11,14 +14,18 @@ import pytest
 import torch
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import (
+    DATASETS,
     HOOKS,
     MODELS,
     OPTIM_WRAPPER_CONSTRUCTORS,
     VISBACKENDS,
     DefaultScope,
 )
+from PIL import Image
+from pycocotools.coco import COCO
 from torch import nn
 
+from mmlinattn.checkpoints.compare import HEADS
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
@@ -68,9 +75,9 @@ def test_the_host_of_the_design_page(root, attn_cfg):
 
 
 @pytest.mark.parametrize('framework', ['mmdet', 'mmseg'])
-def test_the_plugins_of_the_page_of_attentions(root, framework):
+def test_the_plugins_of_the_page_of_videos(root, framework):
     pytest.importorskip(framework, reason='plugins are those of its ResNet')
-    page = (root / 'docs' / 'attentions.md').read_text()
+    page = (root / 'mmlinattn/projects/video/README.md').read_text()
     (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if 'plugins=' in b)
     names: Dict[str, dict] = {}
     exec(code, names)
@@ -102,37 +109,42 @@ def test_the_attention_of_the_contributing_page(root):
     assert (attn.attend(v, v, v, TokenLayout((100, 700), mask)) == 4).all()
 
 
-@pytest.mark.parametrize('base, parts', [('mmdet', ['neck']), ('mmseg', ['decode_head'])])
-def test_the_configs_of_the_page_of_own_backbones(root, tmp_path, base, parts):
-    """They load by the name of their base, and the channels fit."""
-    pytest.importorskip(base, reason='the config is one of its own')
+def check_data_of_page(cfg, head):
+    """The classes of each loader are those of the head, and nothing is left of the base's data."""
+    for split in ('train', 'val', 'test'):
+        dataset = cfg[f'{split}_dataloader'].dataset
+        assert len(dataset.metainfo.classes) == head.num_classes
+        assert not any(name in str(dataset) for name in ('cityscapes/', 'coco/'))
+        assert not any(step.get('reduce_zero_label') for step in dataset.pipeline)
+
+
+def test_the_config_of_the_page_of_own_backbones(root, tmp_path):
+    """It loads by the name of its base, and the channels fit."""
+    pytest.importorskip('mmdet', reason='the config is one of its own')
     page = (root / 'docs' / 'own_backbone.md').read_text()
-    codes = re.findall(r'```python\n(.*?)```', page, re.S)
-    (code,) = (code for code in codes if f"_base_ = '{base}::" in code)
+    (code,) = (c for c in re.findall(r'```python\n(.*?)```', page, re.S) if "_base_ = 'mmdet" in c)
     (tmp_path / 'page.py').write_text(code)
     cfg = load_config(str(tmp_path / 'page.py'))
-    assert {*parts} <= {*check_channels(cfg)}
-    loaders = [cfg[f'{split}_dataloader'] for split in ('train', 'val', 'test')]
-    model = build_model(cfg)
-    head = model.bbox_head if base == 'mmdet' else model.decode_head
-    for loader in loaders:
-        assert len(loader.dataset.metainfo.classes) == head.num_classes
-        assert 'ade' not in str(loader.dataset) and 'coco/' not in str(loader.dataset)
-        steps = loader.dataset.pipeline
-        assert not any(step.get('reduce_zero_label') for step in steps)
+    assert 'neck' in check_channels(cfg)
+    check_data_of_page(cfg, build_model(cfg).bbox_head)
 
 
-def test_the_config_of_the_page_of_segformer(root, tmp_path):
+def test_the_configs_of_the_page_of_segformer(root, tmp_path):
     """The encoder fits the head of the base, which tests whole images by the option of the page."""
     pytest.importorskip('mmseg', reason='the config is one of its own')
     page = (root / 'docs' / 'segformer.md').read_text()
-    (code,) = re.findall(r'```python\n(.*?)```', page, re.S)
-    (tmp_path / 'page.py').write_text(code)
+    for name, code in zip(('my_segformer', 'mine'), re.findall(r'```python\n(.*?)```', page, re.S)):
+        (tmp_path / f'{name}.py').write_text(code)
     (option,) = re.findall(r'--cfg-options (model\.test_cfg\.mode)=whole$', page, re.M)
-    cfg = load_config(str(tmp_path / 'page.py'), {option: 'whole'})
+    path = str(tmp_path / 'my_segformer.py')
+    cfg = load_config(path, {option: 'whole'})
     assert 'decode_head' in check_channels(cfg)
     assert build_model(cfg).test_cfg.mode == 'whole'
-    assert load_config(str(tmp_path / 'page.py')).model.test_cfg.mode == 'slide'
+    assert load_config(path).model.test_cfg.mode == 'slide'
+    cfg = load_config(str(tmp_path / 'mine.py'))
+    dataset = DATASETS.build(dict(cfg.train_dataloader.dataset, lazy_init=True, _scope_='mmseg'))
+    assert (dataset.img_suffix, dataset.seg_map_suffix) == ('.jpg', '.png')
+    check_data_of_page(cfg, build_model(cfg).decode_head)
 
 
 def lines_of_training():
@@ -190,7 +202,7 @@ def test_the_config_of_the_readme_and_that_of_own_data(root, tmp_path):
 
 def test_the_options_of_the_page_of_attentions(root):
     """They are those of the constructors, and every attention builds with all of its own."""
-    page = (root / 'docs' / 'attentions.md').read_text()
+    page = (root / 'docs' / 'reference' / 'attentions.md').read_text()
     table = page.split('<!-- options -->')[1].split('<!-- end of table -->')[0]
     rows = re.findall(r'^\| (.*`\w+`) \| (`\w+=[^|]+`|) \| ([^|]*) \|$', table, re.M)
     listed = {name.strip('`'): eval(f'dict({text.replace("`", "")})') for name, text, _ in rows}
@@ -216,6 +228,56 @@ def test_the_options_of_the_page_of_attentions(root):
     assert listed['RWGKA']['decay'] == 0.1 and 'feature_map' not in listed['EfficientAttention']
 
 
+def test_the_config_of_the_page_of_fine_tuning(root, tmp_path):
+    """The released config has its weights, but for what depends on the classes."""
+    pytest.importorskip('mmdet', reason='the config is one of MMDetection')
+    pages = {'README.md': 'my_config', 'docs/own_data.md': 'my_parts', 'docs/fine_tune.md': 'mine'}
+    for page, name in pages.items():
+        code = re.findall(r'```python\n(.*?)```', (root / page).read_text(), re.S)[0]
+        (tmp_path / f'{name}.py').write_text(code)
+    page = (root / 'docs/fine_tune.md').read_text()
+    (released,) = re.findall(r'--config (mask\S+)', page)
+    cfg = load_config(str(tmp_path / 'mine.py'))
+    assert cfg.load_from in page.split('```python')[0] and cfg.model.backbone.init_cfg is None
+    theirs, ours = (build_model(each).state_dict() for each in (load_config(released), cfg))
+    assert {*theirs} == {*ours}
+    other = [name for name in ours if ours[name].shape != theirs[name].shape]
+    assert len(other) == 6 and all(name.startswith(HEADS) for name in other)
+
+
+def test_the_scripts_from_voc_and_yolo(root, tmp_path, monkeypatch):
+    """Both formats of one box give the same COCO file."""
+    page = (root / 'docs' / 'voc_yolo.md').read_text()
+    monkeypatch.chdir(tmp_path)
+    for folder in ('annotations', 'images/train', 'labels/train'):
+        Path(folder).mkdir(parents=True)
+    Image.new('RGB', (40, 20)).save('images/train/a.png')
+    ends = dict(xmin=11, ymin=6, xmax=20, ymax=15)  # counted from 1: columns 10..19, rows 5..14
+    box = ''.join(f'<{name}>{value}</{name}>' for name, value in ends.items())
+    Path('annotations/a.xml').write_text(
+        '<annotation><filename>a.png</filename><size><width>40</width><height>20</height></size>'
+        f'<object><name>nut</name><bndbox>{box}</bndbox></object></annotation>'
+    )
+    Path('labels/train/a.txt').write_text('1 0.375 0.5 0.25 0.5\n')
+    found = []
+    for code in re.findall(r'```python\n(.*?)```', page, re.S):
+        exec(code, {})
+        found.append(json.loads(Path('train.json').read_text()))
+        Path('train.json').unlink()
+    voc, yolo = found
+    assert voc == yolo and yolo['annotations'] == [
+        dict(id=1, image_id=1, bbox=[10, 5, 10, 10], area=100, iscrowd=0, category_id=2)
+    ]
+    (tmp_path / 'train.json').write_text(json.dumps(voc))
+    coco = COCO('train.json')
+    assert [c['name'] for c in coco.loadCats(coco.getCatIds())] == ['bolt', 'nut', 'washer']
+
+
+def test_the_page_of_commands_has_those_of_the_parsers(root):
+    command = [sys.executable, 'tools/misc/render_commands.py', '--check']
+    assert subprocess.run(command, cwd=root).returncode == 0
+
+
 def headings(page: Path) -> set:
     """Return the anchors of a page, as GitHub names them."""
     found = re.findall(r'^#+ (.*)$', page.read_text(), re.M)
@@ -224,7 +286,8 @@ def headings(page: Path) -> set:
 
 
 def test_links_between_pages_reach_a_file_and_a_heading(root):
-    pages = [*root.glob('*.md'), *root.glob('docs/*.md'), *root.glob('configs/*/README.md')]
+    folders = ('', 'docs/', 'docs/*/', 'configs/*/', 'mmlinattn/projects/*/')
+    pages = [page for folder in folders for page in root.glob(f'{folder}*.md')]
     broken, seen = [], 0
     for page in pages:
         for target, anchor in re.findall(r'\]\(([^)#\s]*)#?([^)\s]*)\)', page.read_text()):

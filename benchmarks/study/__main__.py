@@ -100,7 +100,7 @@ def train(grid: Grid, folder: Path, jobs: int) -> List[str]:
     failed = execute(grid.searches(), folder, jobs, 'learning rates')
     runs = results(grid, folder).runs()
     failed += execute([run for run in runs if not run.teacher], folder, jobs, 'runs')
-    return failed + execute([run for run in runs if run.teacher], folder, jobs, 'linearised models')
+    return failed + execute([run for run in runs if run.teacher], folder, jobs, 'linearized models')
 
 
 def execute(runs: List[Run], folder: Path, jobs: int, heading: str) -> List[str]:

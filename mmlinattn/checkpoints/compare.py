@@ -14,6 +14,11 @@ from .write import PathLike
 Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
 COMPILED = '_orig_mod.'  # torch.compile puts it before the names of a module
 RUNNING_STATISTICS = ('running_mean', 'running_var')
+# Parts whose shapes depend on the number of classes.
+HEADS = (
+    'bbox_head.', 'roi_head.', 'rpn_head.', 'mask_head.', 'panoptic_head.', 'dn_query_generator.',
+    'decode_head.', 'auxiliary_head.', 'head.',
+)  # fmt: skip
 
 
 @dataclass
@@ -52,6 +57,11 @@ def other_shapes(mismatched: Sequence[Mismatch]) -> str:
         cure = (
             'The model has a gate beside queries, keys and values, the file has none: add '
             "gate=None to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
+        )
+    elif all(name.startswith(HEADS) for name, *_ in mismatched):
+        cure = (
+            'For other classes name the file in load_from: a training then starts these anew '
+            '(docs/fine_tune.md). Otherwise give the config that it was trained with'
         )
     elif all('.attn.' in f'.{name}' for name, *_ in mismatched):
         cure = 'Give the attention the options that the weights were trained with'

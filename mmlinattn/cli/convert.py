@@ -7,7 +7,7 @@ from typing import Dict, Tuple
 from torch import Tensor, nn
 
 from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
-from ..checkpoints.compare import COMPILED
+from ..checkpoints.compare import COMPILED, HEADS
 from ..checkpoints.converters import convert, detect_source, kind_of
 from ..utils import check_writable, redacted
 
@@ -29,8 +29,6 @@ def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
     Raises:
         CheckpointError: no tensor fits, or one outside the heads has another shape.
     """
-    from ..engine.preflight.weights import HEADS
-
     source = f'--config {config}'
     content = dict(state_dict=tensors)
     report = check_fits(source, built(config), may_differ=HEADS, read=lambda _: content)

@@ -82,7 +82,7 @@ def markdown(record: Dict[str, Any]) -> str:
     """Return the page of a report."""
     options = record['options']
     lines = [
-        '# Linearised model',
+        '# Linearized model',
         '',
         f'`{options["attn"]["type"]}` in layers {_listed(record["replaced"])}'
         + (f', softmax in {_listed(record["kept"])}' if record['kept'] else '')

@@ -124,6 +124,8 @@ def test_check_fits_when_heads_may_differ(tmp_path):
         (dict(attn=(2, 3), norm=(2, 2)), dict(attn=(2, 4), norm=(2, 2)),
          'the options that the weights were trained with'),
         (dict(backbone=(2, 3)), dict(backbone=(2, 4)), 'Give the arch that the file was trained'),
+        (dict(neck=(2, 3), panoptic_head=(3, 81)), dict(neck=(2, 3), panoptic_head=(3, 4)),
+         'For other classes name the file in load_from: a training then starts these anew'),
     ],
 )  # fmt: skip
 def test_the_cure_of_weights_that_do_not_fit(tmp_path, of, model, cure):

@@ -87,6 +87,6 @@ def test_the_backbone_of_the_design_page(root):
 
 
 def test_the_tables_of_the_page(root):
-    page = (root / 'docs' / 'own_attention.md').read_text()
+    page = (root / 'docs' / 'reference' / 'rules.md').read_text()
     for name, rule in (*ATTENTION_RULES.items(), *BACKBONE_RULES.items()):
         assert f'| `{name}` | {" ".join(rule.__doc__.split())} |' in page

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write published numbers into metafiles, READMEs and docs/reproduce/.
+"""Write published numbers into metafiles, READMEs, docs/reproduce/ and the model zoo.
 
 The source is tests/reference: recipes.yml and a file of experiments for each folder of configs.
 ``--check`` writes nothing and exits 1 if a file would change.
@@ -62,6 +62,29 @@ COLUMNS = {
     'medium': ['box_ap_medium'],
     'large': ['box_ap_large'],
 }
+
+# Sections of the model zoo: tasks of their models.
+ZOO = {
+    'Detection and instance segmentation': ['Object Detection', 'Instance Segmentation'],
+    'Semantic segmentation': ['Semantic Segmentation'],
+    'Image classification, for the start of other models': ['Image Classification'],
+    'Videos': ['Action Recognition'],
+}
+ZOO_HEAD = """# Model zoo
+
+Models with a score and with weights, by `tools/misc/render_recipes.py`. All configs are in
+[configs/](../configs).
+
+- Scores are those of the paper or the release, for the model that the config describes. Only those
+  marked "here" were trained and scored here.
+- `mmlinattn://...`: weights that come with the package. Name the address as the checkpoint.
+- Other weights are released by their authors: "RAVLT, `rala`" is a row of the
+  [licences](commercial_use.md) and the `--source` of `mmlinattn convert`
+  ([download and convert](weights.md#released-weights)). A release has the classifiers; its page
+  says which detectors and segmentors.
+- A detector or segmentor starts from a [converted classifier](weights.md#use-a-converted-file), or
+  from [a detector with other classes](fine_tune.md).
+"""
 
 
 def load_recipes() -> Dict[str, Dict[str, Any]]:
@@ -251,6 +274,55 @@ def reproduce_tables() -> str:
     return '\n'.join(f'## {name}\n\n{head}' + '\n'.join(groups[name]) + '\n' for name in names)
 
 
+def licences() -> Dict[str, List[str]]:
+    """Return source and licence of released weights, by the name in the table of licences."""
+    page = (ROOT / 'docs/commercial_use.md').read_text(encoding='utf-8')
+    rows = [cells(line) for line in page.splitlines() if re.match(r'\| [^|]+ \| `\w+` \|', line)]
+    return {row[0]: row[1:4] for row in rows}
+
+
+def zoo(recipes: Dict[str, Any]) -> str:
+    """Return a table a task of the models with a score and weights."""
+    groups: Dict[str, List[str]] = {title: [] for title in ZOO}
+    known = licences()
+    for method in methods():
+        ledger = load_experiments(method)
+        released = ledger['collection'].get('released', {})
+        for experiment in ledger['experiments']:
+            name = experiment['config']
+            entry = model_entry(method, ledger['collection']['name'], experiment, recipes)
+            names = [n for n, pattern in released.items() if re.fullmatch(pattern, name)]
+            if 'Weights' in entry:
+                score, weights = ours(entry['Results'][0]['Metrics']), f'`mmlinattn://{name}`'
+                licence = entry['Metadata']['License'].partition(',')[0]
+            elif names and expected(experiment.get('paper', {})):
+                score = expected(experiment['paper'])
+                source, licence, use = known[names[0]]
+                weights = f'{names[0]}, {source}'
+                licence += ', **not commercial**' if '**no**' in use else ''
+            else:
+                continue
+            task = entry['Results'][0]['Task']
+            (title,) = (title for title, tasks in ZOO.items() if task in tasks)
+            data = entry['Metadata']['Training Data']
+            groups[title].append(
+                f'| [{name}](../{entry["Config"]}) | {data} | {score} | {weights} | {licence} |'
+            )
+    head = '| model | data | score | weights | licence |\n| --- | --- | --- | --- | --- |\n'
+    return '\n'.join(
+        f'## {title}\n\n{head}' + '\n'.join(rows) + '\n' for title, rows in groups.items()
+    )
+
+
+def ours(metrics: Dict[str, float]) -> str:
+    """Return the first scores of a model that was trained here."""
+    short = {'coco/bbox_mAP': ('box AP', 100), 'mIoU': ('mIoU', 1)}
+    found = [
+        f'{word} {metrics[key] * by:.1f}' for key, (word, by) in short.items() if key in metrics
+    ]
+    return f'{", ".join(found)} (here)'
+
+
 def notes(recipes: Dict[str, Any]) -> str:
     """Return what sources leave open, as a table, and where they differ, as a list."""
     lines = ['| recipe | not stated |', '| --- | --- |']
@@ -283,6 +355,7 @@ def rendered() -> Dict[Path, str]:
     head = '[How to use them](../reproduce.md)'
     files[folder / 'tables.md'] = f'# Expected numbers\n\n{head}\n\n{reproduce_tables()}'
     files[folder / 'differences.md'] = f'# Known differences\n\n{head}\n\n{notes(recipes)}'
+    files[ROOT / 'docs/zoo.md'] = f'{ZOO_HEAD}\n{zoo(recipes)}'
     return files
 
 

@@ -6,6 +6,7 @@ from mmengine.model import BaseModule
 from torch import nn
 
 from ...checkpoints import CheckpointError, check_complete, check_fits, read_checkpoint
+from ...checkpoints.compare import HEADS
 from ...utils.messages import log_warning
 from ...utils.pretrained import pretrained_inits
 from ..config_files import pretraining_config
@@ -14,9 +15,6 @@ from ..pretrained import without_pretrained
 from ..runner.runner import PluginRunner
 from .classes import check_same_classes, class_folders
 from .data import DataError, dataset_configs, lazy_dataset
-
-# Parts that may have other shapes in a checkpoint for fine-tuning, due to other classes.
-HEADS = ('bbox_head.', 'roi_head.', 'rpn_head.', 'decode_head.', 'auxiliary_head.', 'head.')
 
 
 def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> None:
