@@ -61,9 +61,7 @@ NAVIGATION = {
     'Extend': ['docs/own_attention', 'docs/design', 'CONTRIBUTING'],
     'Evidence': [
         'docs/reproduce',
-        'docs/results',
         'docs/studies',
-        'docs/comparison',
         'docs/benchmarks',
     ],
     'Reference': [
