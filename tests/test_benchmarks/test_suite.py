@@ -165,7 +165,16 @@ def test_cases_of_one_mode_share_a_table():
     assert report.cell(slow, group[0]).startswith('600 ± 50 ms (300x), ')
     assert report.cell(group[0], slow).startswith('2.00 ± 0.5 ms (0.003x), ')
     for name in ('rala', 'linear'):
-        assert f'\n| {name}: mmlinattn | 2.00 ± 0.5 ms, 1.00 MiB |' in text
+        assert f'\n| {name}: this package | 2.00 ± 0.5 ms, 1.00 MiB |' in text
+
+
+def test_pages_name_series_and_sizes_by_what_they_are():
+    """One of a case, one of all cases; images are width x height, maps rows x columns."""
+    of = replace(result('mmlinattn', 8, 1.0), kind='backbone', size='2x4')
+    results = [replace(of, case='retinanet'), of, replace(of, kind='layer', baseline='RALA')]
+    _, shown = report._parsed(dict(results=[asdict(result) for result in results]))
+    assert [result.baseline for result in shown] == ['RAVLT-T as released', 'this package', 'RALA']
+    assert [result.size for result in shown] == ['4x2', '4x2', '2x4']
 
 
 def test_runner_writes_its_files(tmp_path, monkeypatch, capsys):
@@ -205,7 +214,7 @@ def test_a_run_without_plots(docs, tmp_path, capsys):
     assert run.main([*argv.split(), '--out', str(tmp_path / 'out')]) == 0
     assert not [*tmp_path.rglob('*.png')]
     text = (docs / 'benchmarks' / 'a.md').read_text()
-    assert '| mmlinattn | ' in text and 'plots: ' not in text and '.png' not in text
+    assert '| this package | ' in text and 'plots: ' not in text and '.png' not in text
 
 
 def test_list_of_cases(capsys):
