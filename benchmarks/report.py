@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parent.parent / 'docs'
+# Names of pages for baselines of records: of one case, or of all.
+NAMES = {
+    'retinanet: mmlinattn': 'RAVLT-T as released',
+    'retinanet: RALA': 'RAVLT-T, RALA in all stages',
+    'segformer-b0: mmlinattn': 'its own attention, this package',
+    'segformer-b0: concatenation': 'its own, concatenated head',
+    'segformer-b2: mmlinattn': 'its own attention, this package',
+    'mmlinattn': 'this package',
+    'channels first': 'layout of the release, rewritten',
+    'channels first, SDPA': 'layout of the release, rewritten, SDPA',
+}
 
 
 def write(results: Sequence[Result], context: dict, folder: Path) -> List[Path]:
@@ -101,11 +112,18 @@ def _parsed(record: dict) -> Tuple[dict, List[Result]]:
     context = dict(record)
     known = {field.name for field in fields(Result)}  # older records have more
     results = [
-        Result(**{name: value for name, value in result.items() if name in known})
+        _named(Result(**{name: value for name, value in result.items() if name in known}))
         for result in context.pop('results', [])
     ]
     context.pop('slopes', None)
     return context, results
+
+
+def _named(result: Result) -> Result:
+    """Return a result as pages show it: images as width x height, series by what they are."""
+    name = NAMES.get(f'{result.case}: {result.baseline}', NAMES.get(result.baseline))
+    size = 'x'.join(reversed(result.size.split('x'))) if result.kind == 'backbone' else result.size
+    return replace(result, baseline=name or result.baseline, size=size)
 
 
 def number_table(
@@ -227,7 +245,7 @@ def plot(group: Sequence[Result]) -> 'Figure':
     """Plot time and peak memory by tokens on logarithmic axes, with slopes in the legend."""
     # Imported here because matplotlib may be missing on a GPU machine.
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogFormatter
 
     fitted = slopes(group)
     panels = ['time of a call, ms', 'peak memory of a call, MiB']
@@ -247,6 +265,7 @@ def plot(group: Sequence[Result]) -> 'Figure':
         axes.set_xticks(ticks, [f'{tick:,}' for tick in ticks], rotation=30, fontsize=7)
         axes.set_xticks([], minor=True)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
+        axes.yaxis.set_minor_formatter(LogFormatter())
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     figure.suptitle(_title(group))

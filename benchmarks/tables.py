@@ -28,23 +28,6 @@ def rows_table(rows: Sequence[dict]) -> Dict[str, list]:
     return dict(columns=columns, lines=lines, percent=percent)
 
 
-def replaced(text: str, begin: str, end: str, lines: Sequence[str]) -> str:
-    """Return a page with other lines between a line ``begin`` and the line ``end`` below it.
-
-    Raises:
-        ValueError: the page has no such place, or two.
-
-    Example:
-        >>> replaced('a\\n<1>\\nold\\n</1>\\nb', '<1>', '</1>', ['new'])
-        'a\\n<1>\\n\\nnew\\n\\n</1>\\nb'
-    """
-    if text.count(begin) != 1 or end not in text.split(begin)[1]:
-        raise ValueError(f'the page of docs/ must have one line {begin}, and below it {end}')
-    before, after = text.split(begin)
-    _, after = after.split(end, 1)
-    return '\n'.join([before + begin, '', *lines, '', end + after])
-
-
 def row(cells: Iterable[str]) -> str:
     """Return the line of a table with these cells."""
     return f'| {" | ".join(cell.replace("|", "/") for cell in cells)} |'

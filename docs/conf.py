@@ -65,9 +65,7 @@ NAVIGATION = {
     'Extend': ['docs/own_attention', 'docs/design', 'CONTRIBUTING'],
     'Evidence': [
         'docs/reproduce',
-        'docs/results',
         'docs/studies',
-        'docs/comparison',
         'docs/benchmarks',
     ],
     'Reference': [
@@ -131,10 +129,13 @@ html_show_sphinx = False
 
 def add_navigation(app, docname, source):
     """The site's contents, which the repository's host has no use for."""
+    contents = []
     if docname == root_doc:
-        for caption, pages in NAVIGATION.items():
-            lines = [':hidden:', f':caption: {caption}', '', *pages]
-            source[0] += '\n'.join(['\n```{toctree}', *lines, '```\n'])
+        contents = [[f':caption: {caption}', '', *pages] for caption, pages in NAVIGATION.items()]
+    if docname in NAVIGATION['Evidence']:  # tables are in a folder of the same name
+        contents = [[':glob:', '', f'{Path(docname).name}/*']]
+    for lines in contents:
+        source[0] += '\n'.join(['\n```{toctree}', ':hidden:', *lines, '```\n'])
 
 
 def add_index(app, exception):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Set
 
 import pytest
 import torch
@@ -301,3 +301,44 @@ def test_links_between_pages_reach_a_file_and_a_heading(root):
                 broken.append(f'{page.relative_to(root)}: {target}#{anchor}')
     assert not broken
     assert seen > 300
+
+
+# What measures nothing: versions, minutes, counts, and the rule of differences.
+OTHER_NUMBERS = {
+    'README.md': '0.2.0 3.10 3.13 2.4 8 30',
+    'docs/choose.md': '205 233 367 1.3 1.46 2.27',
+}
+
+
+def shown_numbers(file: Path) -> Set[float]:
+    """Return the numbers that a page shows, also in GiB, or the scores in the record of a study."""
+    text = file.read_text()
+    if file.suffix == '.json':
+        metrics = [record['metrics'] for record in json.loads(text)['records']]
+        return {
+            score for of in metrics for split in ('val', 'test') for score in of[split].values()
+        }
+    found = {float(n.replace(',', '')) for n in re.findall(r'\d[\d,]*(?:\.\d+)?', text)}
+    return found | {mebibytes / 1024 for mebibytes in found if mebibytes > 1024}
+
+
+@pytest.mark.parametrize('name', [*OTHER_NUMBERS])
+def test_every_number_is_in_a_record_that_its_section_links(root, name):
+    """Pages of docs/benchmarks and docs/studies show their records, those of configs the ledger."""
+    page, missing, seen = root / name, [], 0
+    text = re.sub(r'```.*?```', '', page.read_text(), flags=re.S)
+    for section in re.split(r'^#+ ', text, flags=re.M):
+        links = re.findall(
+            r'\]\(([^)#]*(?:benchmarks|studies|configs)/[^)#]+\.(?:md|json))', section
+        )
+        known = {n for link in links for n in shown_numbers((page.parent / link).resolve())}
+        # No number: code, links, sizes, years, names as B0 and H100.
+        plain = re.sub(r'`[^`]*`|\]\([^)]*\)|\d+x\d+|\b20\d\d\b|[A-Za-z][\w-]*\d', '', section)
+        for number in re.findall(r'(?<![\w.])\d[\d,.]*(?<![,.])', plain):
+            if number not in OTHER_NUMBERS[name].split():
+                digits = len(number.partition('.')[2])
+                seen += 1
+                if number not in {f'{value:,.{digits}f}' for value in known}:
+                    missing.append(f'{number} in {section.splitlines()[0]}')
+    assert not missing
+    assert seen > 2

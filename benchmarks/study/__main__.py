@@ -4,7 +4,8 @@
     python -m benchmarks.study my_grid.yml --quick --jobs 2
     python -m benchmarks.study camvid --only model=SegFormer-B0,B0-RALA
     python -m benchmarks.study camvid --costs    # time and memory, on an idle machine
-    python -m benchmarks.study camvid --docs     # the results into their page of docs/
+    python -m benchmarks.study camvid --docs     # the results into docs/studies/camvid.md
+    python -m benchmarks.study camvid --redraw   # that page again, of docs/studies/camvid.json
 
 An interrupted study is resumed by the same command. The exit code is 1 if a run failed, 2 for bad
 arguments or a bad grid.
@@ -22,13 +23,12 @@ os.environ['OMP_NUM_THREADS'] = '1'  # before torch, for the costs
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')
 
 import mmlinattn  # noqa: F401  registers everything
-from benchmarks.tables import replaced
 from mmlinattn.utils import write_json
 from mmlinattn.utils.command_line import unwind_on_sigterm
 
 from . import costs, execution
 from .grid import GRIDS, ROOT, Grid, GridError, Run, build, read, select
-from .results import END, Results, draw, table
+from .results import Results, committed, draw, page, table
 
 DOCS = ROOT / 'docs'
 
@@ -49,6 +49,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     add('--out', type=Path, metavar='DIR', help='default: work_dirs/study/NAME')
     add('--costs', action='store_true', help='no training: measure all models in turns')
     add('--docs', action='store_true', help='no training: what is there into docs/')
+    add('--redraw', action='store_true', help='no training: the page of docs/ again')
     args = parser.parse_args(argv)
     for name in ('jobs', 'seeds'):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -71,6 +72,9 @@ def main(argv: List[str]) -> int:
         content.update(seeds=args.seeds, more_seeds={})
     words = [word for word in argv if word not in ('--docs', '--costs')]
     grid = build(dict(content, command=shlex.join(['python', '-m', 'benchmarks.study', *words])))
+    if args.redraw:
+        publish(committed(grid, DOCS / 'studies' / f'{grid.name}.json'))
+        return 0
     folder = (args.out or ROOT / 'work_dirs/study' / grid.name).resolve()
     execution.prepare(grid)
     print(f'{grid.name}: checking {len(list(grid.points()))} models')
@@ -85,7 +89,7 @@ def main(argv: List[str]) -> int:
         failed = train(grid, folder, args.jobs)
     shown = results(grid, folder)
     if args.docs:
-        publish(shown, DOCS / grid.page.get('document', 'studies.md'))
+        publish(shown)
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f'# {grid.title}', '', *table(shown), *draw(shown, folder, '')]
@@ -124,26 +128,21 @@ def results(grid: Grid, folder: Path) -> Results:
     return found
 
 
-def publish(found: Results, target: Path) -> None:
-    """Write records to ``docs/studies``, and tables and pictures into a page of ``docs/``.
+def publish(found: Results) -> None:
+    """Write records and page to ``docs/studies/NAME.json`` and ``NAME.md``, pictures beside them.
 
     Raises:
-        GridError: a run has no result, or the page has no place for the study.
+        GridError: a run has no result.
     """
-    grid = found.grid
+    grid, path = found.grid, DOCS / 'studies' / f'{found.grid.name}.md'
     missing = [run.name for run in found.runs() if 'metrics' not in found.records.get(run.name, {})]
     if missing or not found.records:
         raise GridError(f'{grid.name} has no result of {", ".join(missing[:3])}: run it first')
-    lines = [*table(found), *draw(found, DOCS / 'images', f'{grid.name}_')]
-    try:
-        page = replaced(target.read_text(), f'<!-- study: {grid.name} -->', END, lines)
-    except ValueError as error:
-        raise GridError(str(error)) from None
     content = dict(command=grid.command, notes=[*grid.notes], refused=grid.refused)
     content.update(costs=found.costs, records=[*found.records.values()])
-    write_json(DOCS / 'studies' / f'{grid.name}.json', content, indent=0)
-    target.write_text(page)
-    print(f'Written: {target}')
+    write_json(path.with_suffix('.json'), content, indent=0)
+    path.write_text(page(found, DOCS / 'images'))
+    print(f'Written: {path}')
 
 
 def run(argv: List[str]) -> int:

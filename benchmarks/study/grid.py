@@ -129,7 +129,7 @@ class Grid:
         metrics: arguments of :class:`Metric` by heading; the first decides the search for a
             learning rate.
         page: axes of ``rows``, ``columns`` and ``tables``; ``quantities``, ``charts``, and the
-            ``document`` of docs/.
+            rows that are ``named`` in the chart ``latency`` (all).
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
         learning_rates: rates of the search, empty for those of the configs.

@@ -1,10 +1,10 @@
 """Tables and pictures of a study from its records."""
 
+import json
 import statistics
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, Iterator, List, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Union
 
 from benchmarks import tables
 from benchmarks.machine import CHANGED
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-END = '<!-- end of study -->'
 CHARTS = ('ranking', 'latency')
 LEAST_WIDTH = 8  # minimal width of a panel, in points: it keeps small differences small
 MILLISECONDS = next(cost for cost in COSTS if cost.key == 'ms')
@@ -87,8 +86,21 @@ def deviation(values: List[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def committed(grid: Grid, file: Path) -> Results:
+    """Return the results in ``docs/studies/NAME.json``; the grid gets its command and refusals."""
+    content = json.loads(file.read_text())
+    grid.command, grid.refused = content['command'], content['refused']
+    return Results(grid, {record['run']: record for record in content['records']}, content['costs'])
+
+
+def page(results: Results, images: Path) -> str:
+    """Return the text of ``docs/studies/NAME.md``, and draw its pictures in ``docs/images``."""
+    lines = [f'# {results.grid.title}', '', '[What it shows](../studies.md)', '', *table(results)]
+    return '\n'.join([*lines, *draw(results, images, f'{results.grid.name}_'), ''])
+
+
 def table(results: Results) -> List[str]:
-    """Return the page in Markdown: tables, gaps with their reasons, rates and facts."""
+    """Return the results in Markdown: tables, gaps with their reasons, rates and facts."""
     grid, lines = results.grid, []
     axis = grid.page.get('tables')
     for name in grid.axes[axis] if axis else ['']:
@@ -193,7 +205,7 @@ def draw(results: Results, folder: Path, prefix: str) -> List[str]:
             continue  # needs --costs
         path = folder / f'{prefix}{chart}.png'
         figure(results, chart).savefig(path)
-        lines += ['', f'![{results.grid.title}: {chart}]({"images/" * bool(prefix)}{path.name})']
+        lines += ['', f'![{results.grid.title}: {chart}]({"../images/" * bool(prefix)}{path.name})']
     return lines
 
 
@@ -215,8 +227,6 @@ def figure(results: Results, chart: str) -> 'Figure':
         axes.tick_params(labelsize=8)
         axes.grid(color='0.9')
         axes.set_axisbelow(True)
-    if columns[-1].get_legend_handles_labels()[1]:
-        columns[-1].legend(fontsize=6, loc='center left', bbox_to_anchor=(1.01, 0.5))
     return found
 
 
@@ -247,23 +257,22 @@ def _ranking(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
 
 
 def _latency(results: Results, axes: 'Axes', fixed: Dict[str, str]) -> None:
-    """Plot the first metric against milliseconds, with the deviation over the seeds."""
+    """Plot the first metric of each row against milliseconds; ``page.named`` rows have names."""
     grid, metric = results.grid, results.grid.numbers[0]
     rows = grid.page['rows']
-    for name, (colour, marker) in zip(grid.axes[rows], _styles()):
+    named = grid.page.get('named', grid.axes[rows])
+    for name in grid.axes[rows]:
         values = results.values(metric, **fixed, **{rows: name})
         times = results.values(MILLISECONDS, **fixed, **{rows: name})
         if values and times:
-            axes.errorbar(
-                times[0], statistics.mean(values), yerr=deviation(values), capsize=2, lw=1,
-                color=colour, marker=marker, markersize=6, label=title(grid, rows, name),
-            )  # fmt: skip
-    axes.set_xlabel(MILLISECONDS.name, fontsize=8)
+            point = times[0], statistics.mean(values)
+            colour = 'tab:blue' if name in named else '0.75'
+            axes.errorbar(*point, yerr=deviation(values), capsize=2, lw=1, fmt='o', color=colour,
+                          markersize=5, zorder=2 + (name in named))  # fmt: skip
+            if name in named:
+                axes.annotate(title(grid, rows, name), point, (5, 4), fontsize=7,
+                              textcoords='offset points')  # fmt: skip
+    axes.margins(x=0.3)
+    others = '; grey: other rows of the table' * (len(named) < len(grid.axes[rows]))
+    axes.set_xlabel(MILLISECONDS.name + others, fontsize=8)
     axes.set_ylabel(metric.name, fontsize=8)
-
-
-def _styles() -> Iterator[Tuple[str, str]]:
-    """Yield a colour and a marker for each row: 48 rows stay apart."""
-    for marker in cycle('osD^vP'):
-        for number in range(8):
-            yield f'C{number}', marker

@@ -15,7 +15,6 @@ import yaml
 
 pytest.importorskip('mmpretrain', reason='the runs are of classifiers, the extra "cls"')
 
-from benchmarks import tables
 from benchmarks.study import __main__ as program
 from benchmarks.study import execution, results
 from benchmarks.study import grid as grids
@@ -184,35 +183,35 @@ def test_a_table_has_means_deviations_and_gaps(tiny):
     assert '- Refused: `Softmax_large`: no.' in page and '- Failed: `Hydra_small_seed0`' in page
 
 
-def test_pages_of_docs_are_replaced(tiny, tmp_path, monkeypatch):
+def test_pages_of_docs_are_written_and_drawn_again(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(program, 'DOCS', tmp_path)
-    (tmp_path / 'images').mkdir()
-    target = tmp_path / 'studies.md'
-    target.write_text('before\n<!-- study: tiny -->\nold\n<!-- end of study -->\nafter\n')
+    for folder in ('images', 'studies'):
+        (tmp_path / folder).mkdir()
     grid = grids.build(TINY)
     runs = grid.runs({})
     found = {run.name: record(run, 50) for run in runs[:1]}
     with pytest.raises(GridError, match='no result of Hydra_seed0: run it first'):
-        program.publish(results.Results(grid, found), target)
+        program.publish(results.Results(grid, found))
     found[runs[1].name] = record(runs[1], 60)
-    program.publish(results.Results(grid, found), target)
-    text = target.read_text()
-    assert 'old' not in text and '| Hydra | 60.0 (1) |' in text and text.endswith('after\n')
-    assert (tmp_path / 'images/tiny_ranking.png').is_file()
-    assert len(json.loads((tmp_path / 'studies/tiny.json').read_text())['records']) == 2
+    program.publish(results.Results(grid, found))
+    page, picture = tmp_path / 'studies/tiny.md', tmp_path / 'images/tiny_ranking.png'
+    text = page.read_text()
+    assert '| Hydra | 60.0 (1) |' in text and '](../images/tiny_ranking.png)' in text
+    record_file = page.with_suffix('.json')
+    before = record_file.read_text()
+    assert len(json.loads(before)['records']) == 2
+    page.unlink(), picture.unlink()
+    assert program.run([str(tiny()), '--redraw']) == 0
+    assert page.read_text() == text and picture.is_file() and record_file.read_text() == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [path.stem for path in grids.GRIDS.glob('*.yml')])
 def test_pages_show_what_the_committed_records_give(root, tmp_path, name):
-    content = json.loads((root / f'docs/studies/{name}.json').read_text())
-    grid = grids.build(dict(grids.read(grids.GRIDS / f'{name}.yml'), command=content['command']))
-    records = {record['run']: record for record in content['records']}
-    grid.refused = content['refused']
-    found = results.Results(grid, records, content['costs'])
-    lines = [*results.table(found), *results.draw(found, tmp_path, f'{name}_')]
-    page = (root / 'docs' / grid.page.get('document', 'studies.md')).read_text()
-    assert page == tables.replaced(page, f'<!-- study: {name} -->', results.END, lines)
+    page = root / f'docs/studies/{name}.md'
+    grid = grids.build(grids.read(grids.GRIDS / f'{name}.yml'))
+    found = results.committed(grid, page.with_suffix('.json'))
+    assert page.read_text() == results.page(found, tmp_path), '--redraw'
 
 
 def test_a_linearised_model_has_a_teacher(tiny):
@@ -270,7 +269,7 @@ def test_grids_of_the_repository(root):
         for quick in (False, True):
             grid = grids.build(grids.read(path, quick))
             assert grid.name == path.stem + '-quick' * quick
-            (root / 'docs' / grid.page.get('document', 'studies.md')).resolve(strict=True)
+            assert {*grid.page.get('named', ())} <= {*grid.axes[grid.page['rows']]} or quick
             for run in map(grid.run, grid.points()):
                 assert (root / run.config).is_file() or config_file(run.config)
 

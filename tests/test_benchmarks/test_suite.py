@@ -2,6 +2,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -165,7 +166,16 @@ def test_cases_of_one_mode_share_a_table():
     assert report.cell(slow, group[0]).startswith('600 ± 50 ms (300x), ')
     assert report.cell(group[0], slow).startswith('2.00 ± 0.5 ms (0.003x), ')
     for name in ('rala', 'linear'):
-        assert f'\n| {name}: mmlinattn | 2.00 ± 0.5 ms, 1.00 MiB |' in text
+        assert f'\n| {name}: this package | 2.00 ± 0.5 ms, 1.00 MiB |' in text
+
+
+def test_pages_name_series_and_sizes_by_what_they_are():
+    """One of a case, one of all cases; images are width x height, maps rows x columns."""
+    of = replace(result('mmlinattn', 8, 1.0), kind='backbone', size='2x4')
+    results = [replace(of, case='retinanet'), of, replace(of, kind='layer', baseline='RALA')]
+    _, shown = report._parsed(dict(results=[asdict(result) for result in results]))
+    assert [result.baseline for result in shown] == ['RAVLT-T as released', 'this package', 'RALA']
+    assert [result.size for result in shown] == ['4x2', '4x2', '2x4']
 
 
 def test_runner_writes_its_files(tmp_path, monkeypatch, capsys):
@@ -205,7 +215,7 @@ def test_a_run_without_plots(docs, tmp_path, capsys):
     assert run.main([*argv.split(), '--out', str(tmp_path / 'out')]) == 0
     assert not [*tmp_path.rglob('*.png')]
     text = (docs / 'benchmarks' / 'a.md').read_text()
-    assert '| mmlinattn | ' in text and 'plots: ' not in text and '.png' not in text
+    assert '| this package | ' in text and 'plots: ' not in text and '.png' not in text
 
 
 def test_list_of_cases(capsys):
@@ -285,6 +295,14 @@ def test_the_plot_and_the_claims_of_the_readme(root: Path, tmp_path: Path):
     assert memory / most == pytest.approx(1 / 7, rel=0.1)
     for name in ('RWGKA', 'RALA'):
         assert of_size[name][0] / time == pytest.approx(1 / 2, rel=0.1)
+        smaller = first_page.rows()['1024x1024']
+        assert smaller[name][0] / smaller['mmlinattn'][0] == pytest.approx(3 / 4, rel=0.1)
+    # docs/choose.md: B2 with the head of MMSegmentation.
+    record = json.loads((root / 'docs/benchmarks/segformer-b2.json').read_text())
+    rows = {r['baseline']: r for r in record['results'] if r['size'] == '1024x2048'}
+    ours, theirs = rows['mmlinattn'], rows['MMSegmentation']
+    assert median(ours['seconds']) / median(theirs['seconds']) == pytest.approx(2 / 3, rel=0.1)
+    assert ours['peak_bytes'] / theirs['peak_bytes'] == pytest.approx(1 / 5, rel=0.1)
 
 
 def test_results_are_shown_in_a_page(docs, tmp_path, capsys):

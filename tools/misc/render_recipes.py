@@ -235,12 +235,6 @@ def fill_table(lines: List[str], numbers: Dict[str, Dict[str, float]]) -> List[s
     ]
 
 
-def table_of(experiment: Dict[str, Any]) -> str:
-    """Return the table that publishes an experiment first, such as 'RALA paper, table 6'."""
-    match = re.match(r'(\S+ \w+) (table \w+)', experiment['row'])
-    return f'{match[1]}, {match[2]}' if match else experiment['row']
-
-
 def expected(paper: Dict[str, float]) -> str:
     """Return the published metrics of an experiment in one line."""
     short = {'Top 1 Accuracy': 'top-1', 'Top 5 Accuracy': 'top-5'}
@@ -249,29 +243,6 @@ def expected(paper: Dict[str, float]) -> str:
         for key, (_, data, metric) in METRICS.items()
         if key in paper and not metric.endswith(('50', '75', 'small', 'medium', 'large'))
     )
-
-
-def natural(text: str) -> List[Any]:
-    """Return a key that sorts numbers inside texts by their value."""
-    return [int(part) if part.isdigit() else part.lower() for part in re.split(r'(\d+)', text)]
-
-
-def reproduce_tables() -> str:
-    """Return a table of configs and expected numbers for each published table."""
-    groups: Dict[str, List[str]] = {}
-    for method in methods():
-        for experiment in load_experiments(method)['experiments']:
-            if 'row' not in experiment or not expected(experiment.get('paper', {})):
-                continue
-            name = experiment['config']
-            remark = experiment.get('remark', '')
-            groups.setdefault(table_of(experiment), []).append(
-                f'| [{name}](../../configs/{method}/{name}.py) '
-                f'| {expected(experiment["paper"])} | {remark} |'.replace('|  |', '| |')
-            )
-    head = '| config | expected | remark |\n| --- | --- | --- |\n'
-    names = sorted(groups, key=natural)
-    return '\n'.join(f'## {name}\n\n{head}' + '\n'.join(groups[name]) + '\n' for name in names)
 
 
 def licences() -> Dict[str, List[str]]:
@@ -351,10 +322,8 @@ def rendered() -> Dict[Path, str]:
         files[folder / 'metafile.yml'] = metafile(method, recipes)
         readme = folder / 'README.md'
         files[readme] = fill_readme(readme.read_text(encoding='utf-8'), numbers)
-    folder = ROOT / 'docs/reproduce'
-    head = '[How to use them](../reproduce.md)'
-    files[folder / 'tables.md'] = f'# Expected numbers\n\n{head}\n\n{reproduce_tables()}'
-    files[folder / 'differences.md'] = f'# Known differences\n\n{head}\n\n{notes(recipes)}'
+    head = '# Known differences\n\n[How to use them](../reproduce.md)'
+    files[ROOT / 'docs/reproduce/differences.md'] = f'{head}\n\n{notes(recipes)}'
     files[ROOT / 'docs/zoo.md'] = f'{ZOO_HEAD}\n{zoo(recipes)}'
     return files
 

@@ -140,7 +140,7 @@ class RWGKP(RandomWalkAttention):
         time='O(N M (d + M) + M^3)',
         memory='O(N d + M^2)',
         source='"Improving vision attention with random walk graph kernel"',
-        use='as RWGKA, without additional parameters',
+        use='as RWGKA, without parameters; lower in two of five small comparisons',
         needs_map=True,
     )
 
