@@ -95,11 +95,6 @@ def ripple_tables(
     return (total[..., :-1] / (total[..., -1:] + 1e-6)).to(dtype)
 
 
-def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute softmax attention with its N x N matrix."""
-    return (q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1)).softmax(-1) @ v
-
-
 def rotary_tables(
     hw_shape: Sequence[int], head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tables:

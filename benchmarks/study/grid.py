@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 GRIDS = Path(__file__).with_name('grids')
 NAME = re.compile(r'[\w.+-]+')  # of a point: the name of a file
 CHOOSING = 'val'  # split whose score chooses the learning rate
-# What a name on an axis may have.
+# What a name on an axis may have, and what a page.
 ENTRY = {'title', 'config', 'options', 'search_options', 'linearize'}
+PAGE = {'rows', 'columns', 'tables', 'quantities', 'charts', 'named'}
 
 
 class GridError(ValueError):
@@ -170,11 +171,11 @@ class Grid:
             axis: {name: entry or {} for name, entry in names.items()}
             for axis, names in self.axes.items()
         }
-        for axis, names in self.axes.items():
-            for name, entry in names.items():
-                unknown = {*entry} - ENTRY
-                if unknown:
-                    raise GridError(f'{axis} {name}: unknown {", ".join(sorted(unknown))}')
+        entries = {f'{axis} {name}': of for axis, n in self.axes.items() for name, of in n.items()}
+        for place, entry in {**entries, 'page': self.page}.items():
+            unknown = {*entry} - (PAGE if place == 'page' else ENTRY)
+            if unknown:
+                raise GridError(f'{place}: unknown {", ".join(sorted(unknown))}')
         for key in ('rows', 'columns', 'tables'):
             if key in self.page and self.page[key] not in self.axes:
                 raise GridError(f'page.{key}: no axis {self.page[key]!r}')

@@ -248,6 +248,7 @@ def test_a_grid_on_another_one(tiny, tmp_path):
         (dict(axes=dict(model=dict(A=dict(optoins={})))), 'model A: unknown optoins'),
         (dict(axes=dict(model={'a/b': None})), "'a/b' is no name of a file"),
         (dict(page=dict(rows='modle')), "page.rows: no axis 'modle'"),
+        (dict(page=dict(rows='model', document='a.md')), 'page: unknown document'),
         (dict(only=dict(model=['Hydr'])), "model 'Hydr' is unknown; did you mean Hydra"),
         (dict(learning_rates=[1e-3], splits=dict(test={})), 'learning_rates need the split val'),
         (dict(config='nowhere.py'), "Softmax: config 'nowhere.py' does not exist"),

@@ -58,26 +58,11 @@ def test_segformers_have_as_many_weights_as_those_of_mmsegmentation(name):
 
 
 @pytest.mark.parametrize('mode', MODES)
-def test_channels_first_backbone_agrees(mode):
+def test_a_backbone_agrees_with_its_own_layers_left_as_they_are(mode):
     small = replace(setup((32, 64), torch.float64), batch=1)
     results = list(run_case(NANO, [small], mode, QUICK))
-    assert [result.error is None for result in results] == [True, False, False, False]
+    assert [result.error is None for result in results] == [True, False]
     assert {result.tokens for result in results} == {8 * 16}
-
-
-def test_channels_first_backbone_keeps_maps_contiguous():
-    model = NANO.build(setup((64, 96)))['channels first'].call
-    seen = []
-    hook = torch.nn.modules.module.register_module_forward_hook(
-        lambda module, _, out: (
-            seen.append(out.is_contiguous()) if isinstance(module, torch.nn.Conv2d) else None
-        )
-    )
-    try:
-        model()
-    finally:
-        hook.remove()
-    assert seen and all(seen)
 
 
 def broken():
