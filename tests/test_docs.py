@@ -1,9 +1,11 @@
 """The examples of the pages that say how to add to the package."""
 
+import contextlib
 import importlib
 import inspect
 import json
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -26,6 +28,7 @@ from pycocotools.coco import COCO
 from torch import nn
 
 from mmlinattn.checkpoints.compare import HEADS
+from mmlinattn.cli.commands import COMMANDS, find_command
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
@@ -276,6 +279,27 @@ def test_the_scripts_from_voc_and_yolo(root, tmp_path, monkeypatch):
 def test_the_page_of_commands_has_those_of_the_parsers(root):
     command = [sys.executable, 'tools/misc/render_commands.py', '--check']
     assert subprocess.run(command, cwd=root).returncode == 0
+
+
+def test_the_commands_of_pages_have_options_that_exist(root, capsys):
+    """Lines with brackets or dots show a form, or go on in the next line."""
+    seen = 0
+    for page in [*root.glob('*.md'), *root.glob('docs/**/*.md'), *root.glob('configs/*/README.md')]:
+        for language, block in re.findall(r'```(\w*)\n(.*?)```', page.read_text(), re.S):
+            if language not in ('', 'shell'):
+                continue
+            for line in re.findall(r'^(?:\$ )?mmlinattn .*', block.replace('\\\n', ' '), re.M):
+                if any(mark in line for mark in ('[', '...', ' H W', '--help')):
+                    continue
+                words = shlex.split(line.removeprefix('$ '), comments=True)[1:]
+                if words:
+                    name, arguments = find_command(words)
+                    with contextlib.suppress(SystemExit):  # files that do not exist
+                        COMMANDS[name](arguments)
+                    error = capsys.readouterr().err
+                    assert not re.search('unrecognized|required|invalid|expected', error), line
+                    seen += 1
+    assert seen > 50
 
 
 def headings(page: Path) -> set:
