@@ -325,3 +325,15 @@ def test_links_between_pages_reach_a_file_and_a_heading(root):
                 broken.append(f'{page.relative_to(root)}: {target}#{anchor}')
     assert not broken
     assert seen > 300
+
+
+def test_messages_and_docstrings_name_pages_that_exist(root):
+    seen = 0
+    for file in [*root.glob('mmlinattn/**/*.py'), *root.glob('tools/**/*')]:
+        if file.suffix not in ('.py', '.sh'):
+            continue
+        for name, anchor in re.findall(r'(docs/[a-z_/]+\.md)(?:#([\w-]+))?', file.read_text()):
+            assert not anchor or anchor in headings(root / name), f'{file}: {name}#{anchor}'
+            assert (root / name).is_file(), f'{file}: {name}'
+            seen += 1
+    assert seen > 30
