@@ -316,7 +316,11 @@ def zoo(recipes: Dict[str, Any]) -> str:
 
 def ours(metrics: Dict[str, float]) -> str:
     """Return the first scores of a model that was trained here."""
-    short = {'coco/bbox_mAP': ('box AP', 100), 'mIoU': ('mIoU', 1)}
+    short = {
+        'coco/bbox_mAP': ('box AP', 100),
+        'coco/segm_mAP': ('mask AP', 100),
+        'mIoU': ('mIoU', 1),
+    }
     found = [
         f'{word} {metrics[key] * by:.1f}' for key, (word, by) in short.items() if key in metrics
     ]
