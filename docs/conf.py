@@ -105,11 +105,13 @@ include_patterns = [
     'docs/reference/*.rst',
     'configs/[!_]*/README.md',
     'demo/nuclei/README.md',
+    'mmlinattn/projects/*/README.md',
 ]
 exclude_patterns = ['.*', 'build', 'checkpoints', 'data', 'dist', 'tests', 'work_dirs']
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
 myst_heading_anchors = 4  # named as the repository's host names them
+suppress_warnings = ['toc.not_included']  # tables that a page links
 nb_execution_mode = 'off'  # notebooks keep the outputs that the tests look at
 highlight_language = 'none'  # of code that names none: what commands print
 napoleon_numpy_docstring = False

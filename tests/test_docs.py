@@ -1,9 +1,11 @@
 """The examples of the pages that say how to add to the package."""
 
+import contextlib
 import importlib
 import inspect
 import json
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -26,6 +28,7 @@ from pycocotools.coco import COCO
 from torch import nn
 
 from mmlinattn.checkpoints.compare import HEADS
+from mmlinattn.cli.commands import COMMANDS, find_command
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.model import check_channels
@@ -278,6 +281,27 @@ def test_the_page_of_commands_has_those_of_the_parsers(root):
     assert subprocess.run(command, cwd=root).returncode == 0
 
 
+def test_the_commands_of_pages_have_options_that_exist(root, capsys):
+    """Lines with brackets or dots show a form, or go on in the next line."""
+    seen = 0
+    for page in [*root.glob('*.md'), *root.glob('docs/**/*.md'), *root.glob('configs/*/README.md')]:
+        for language, block in re.findall(r'```(\w*)\n(.*?)```', page.read_text(), re.S):
+            if language not in ('', 'shell'):
+                continue
+            for line in re.findall(r'^(?:\$ )?mmlinattn .*', block.replace('\\\n', ' '), re.M):
+                if any(mark in line for mark in ('[', '...', ' H W', '--help')):
+                    continue
+                words = shlex.split(line.removeprefix('$ '), comments=True)[1:]
+                if words:
+                    name, arguments = find_command(words)
+                    with contextlib.suppress(SystemExit):  # files that do not exist
+                        COMMANDS[name](arguments)
+                    error = capsys.readouterr().err
+                    assert not re.search('unrecognized|required|invalid|expected', error), line
+                    seen += 1
+    assert seen > 50
+
+
 def headings(page: Path) -> set:
     """Return the anchors of a page, as GitHub names them."""
     found = re.findall(r'^#+ (.*)$', page.read_text(), re.M)
@@ -305,7 +329,7 @@ def test_links_between_pages_reach_a_file_and_a_heading(root):
 
 # What measures nothing: versions, minutes, counts, and the rule of differences.
 OTHER_NUMBERS = {
-    'README.md': '0.2.0 3.10 3.13 2.4 8 30',
+    'README.md': '0.2.0 3.10 3.13 2.4 5 7 28 30',
     'docs/choose.md': '205 233 367 1.3 1.46 2.27',
 }
 
@@ -342,3 +366,15 @@ def test_every_number_is_in_a_record_that_its_section_links(root, name):
                     missing.append(f'{number} in {section.splitlines()[0]}')
     assert not missing
     assert seen > 2
+
+
+def test_messages_and_docstrings_name_pages_that_exist(root):
+    seen = 0
+    for file in [*root.glob('mmlinattn/**/*.py'), *root.glob('tools/**/*')]:
+        if file.suffix not in ('.py', '.sh'):
+            continue
+        for name, anchor in re.findall(r'(docs/[a-z_/]+\.md)(?:#([\w-]+))?', file.read_text()):
+            assert not anchor or anchor in headings(root / name), f'{file}: {name}#{anchor}'
+            assert (root / name).is_file(), f'{file}: {name}'
+            seen += 1
+    assert seen > 30

@@ -72,8 +72,8 @@ ZOO = {
 }
 ZOO_HEAD = """# Model zoo
 
-Models with a score and with weights, by `tools/misc/render_recipes.py`. All configs are in
-[configs/](../configs).
+Models with a score and with weights, by `tools/misc/render_recipes.py`. All configs lie in
+`configs/`.
 
 - Scores are those of the paper or the release, for the model that the config describes. Only those
   marked "here" were trained and scored here.
@@ -287,7 +287,11 @@ def zoo(recipes: Dict[str, Any]) -> str:
 
 def ours(metrics: Dict[str, float]) -> str:
     """Return the first scores of a model that was trained here."""
-    short = {'coco/bbox_mAP': ('box AP', 100), 'mIoU': ('mIoU', 1)}
+    short = {
+        'coco/bbox_mAP': ('box AP', 100),
+        'coco/segm_mAP': ('mask AP', 100),
+        'mIoU': ('mIoU', 1),
+    }
     found = [
         f'{word} {metrics[key] * by:.1f}' for key, (word, by) in short.items() if key in metrics
     ]
