@@ -1,5 +1,8 @@
 #!/usr/bin/env python
-"""Draw nuclei: image, ground truth, and what a detector and a segmentor predict."""
+"""Draw nuclei: image, ground truth, and what a detector and a segmentor predict.
+
+Of large images the middle is shown; the models see all of them.
+"""
 
 import argparse
 from pathlib import Path
@@ -13,6 +16,7 @@ from mmengine.registry import DATASETS
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import load_model
 
+SHOWN = (300, 400)  # largest (height, width) of an image that is shown
 WIDTH, GAP = 400, 6  # of a panel and of the white between panels, in pixels
 # Of the classes background (drawn as it is), interior and border.
 COLORS = np.array([[0, 0, 0], [40, 170, 250], [30, 30, 230]])
@@ -47,7 +51,7 @@ def coloured(image: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('picture', type=Path, help='the file to write')
     for name in ('detector', 'segmentor'):
         parser.add_argument(name, metavar='CONFIG=CHECKPOINT', help=f'of the {name}')
@@ -59,14 +63,19 @@ def main() -> None:
     rows = []
     for ins, sem in zip(instances, semantic):
         image = cv2.imread(ins.img_path)
+        middle = tuple(
+            slice(max(0, (side - most) // 2), (side + most) // 2)
+            for side, most in zip(image.shape, SHOWN)
+        )
+        image = image[middle]
         height = WIDTH * image.shape[0] // image.shape[1]
         image = cv2.resize(image, (WIDTH, height), interpolation=cv2.INTER_AREA)
         found = ins.pred_instances[ins.pred_instances.scores >= 0.5]
         panels = [
             image,
-            outlined(image, ins.gt_instances.masks.masks),
-            outlined(image, found.masks.numpy()),
-            coloured(image, sem.pred_sem_seg.data[0].numpy().astype(np.uint8)),
+            outlined(image, ins.gt_instances.masks.masks[(slice(None), *middle)]),
+            outlined(image, found.masks.numpy()[(slice(None), *middle)]),
+            coloured(image, sem.pred_sem_seg.data[0].numpy().astype(np.uint8)[middle]),
         ]
         white = np.full((height, GAP, 3), 255, np.uint8)
         rows.append(np.hstack([part for panel in panels for part in (panel, white)][:-1]))
