@@ -38,7 +38,8 @@ class CoreTokens(BaseModule):
 
         r = r + alpha_l linear_l(cores)
 
-    In training the coordinates of all map tokens are shifted and scaled, once for a batch.
+    In training the coordinates of all map tokens are shifted and scaled, once for a batch. With
+    ``nested``, the number of cores is drawn as well.
 
     Args:
         attn: the attention of a layer, with the number of cores.
@@ -57,7 +58,7 @@ class CoreTokens(BaseModule):
                 f'num_cores must be above {num_extra_tokens}, the number of class token and '
                 f'registers, which are the first cores; got {self.count}'
             )
-        self.augmentation = attn.coordinates  # no module
+        self.augmentation, self.nested = attn.coordinates, attn.nested
         self.tokens = new_cores(self.count - num_extra_tokens, attn.embed_dims)
         self.coords = new_coordinates(self.count)  # before their tanh
         self.moves = ModuleList(CoreMove(attn.embed_dims) for _ in range(num_layers - 1))
@@ -70,8 +71,8 @@ class CoreTokens(BaseModule):
             tokens (B, K + N, C); coordinates of cores (B, K, 2) before their tanh; and coordinates
             of map tokens (1, N, 2). Of packed images (1, T, C), (images, K, 2), (1, T - K, 2).
         """
-        first, batch = self.num_first, x.shape[0]
-        new = self.tokens.expand(batch, -1, -1).to(x.dtype)
+        first, batch, count = self.num_first, x.shape[0], self._draw_count()
+        new = self.tokens[:, : count - first].expand(batch, -1, -1).to(x.dtype)
         augment = self.augmentation.draw(x.device) if self.training else None
         parts: List[Tensor] = [x]
         shapes: List[Any] = [hw_shape]
@@ -80,13 +81,22 @@ class CoreTokens(BaseModule):
             batch = len(parts)
         tokens = [torch.cat([part[:, :first], new, part[:, first:]], 1) for part in parts]
         maps = [map_coordinates(hw, self.coords, None, augment) for hw in shapes]
-        return torch.cat(tokens, 1), self.coords.expand(batch, -1, -1), torch.cat(maps, 1)
+        raw = self.coords[:, :count].expand(batch, -1, -1)
+        return torch.cat(tokens, 1), raw, torch.cat(maps, 1)
+
+    def _draw_count(self) -> int:
+        """Return K; in nested training a random number of cores, more often a large one."""
+        if not (self.training and self.nested):
+            return self.count
+        counts = [k for k in range(0, self.count + 1, self.nested) if k > self.num_first]
+        weights = torch.arange(len(counts), device='cpu') // 2 + 1.0  # as released
+        return counts[int(torch.multinomial(weights, 1))]
 
     def move(self, layer: int, raw: Tensor, x: Tensor, hw_shape: HwShape) -> Tensor:
         """Return the coordinates (B, K, 2) before their tanh for a layer, from its input x."""
         if not layer:
             return raw
-        parts = [x]
+        parts, count = [x], raw.shape[1]
         if isinstance(hw_shape, PackedShapes):
-            parts = hw_shape.with_extra_tokens(self.count).split(x)
-        return raw + self.moves[layer - 1](torch.cat([part[:, : self.count] for part in parts]))
+            parts = hw_shape.with_extra_tokens(count).split(x)
+        return raw + self.moves[layer - 1](torch.cat([part[:, :count] for part in parts]))

@@ -256,8 +256,8 @@ class ViT(Backbone):
             tokens, hw_shape = self.embed(x.contiguous(memory_format=torch.channels_last))
         outs, num_extra, coords = [], self.embed.num_extra_tokens, ()
         if self.cores is not None:
-            num_extra = self.cores.count
             tokens, raw, places = self.cores.start(tokens, hw_shape)
+            num_extra = raw.shape[1]
         for i, layer in enumerate(self.layers):
             if self.inserts_cls_token(i):
                 tokens = self._insert_cls_token(tokens, hw_shape)

@@ -32,18 +32,20 @@ class CoreAttention(BaseAttention):
     Queries and keys are rotated by coordinates from -1 to 1, see :func:`.core_coordinates.rotate`:
     tokens by their place in the image, without its padding, and cores by learnt ones.
 
-    ``ViT`` carries the cores from layer to layer and moves them, as VECA does: see
-    :class:`mmlinattn.models.backbones.CoreTokens`. Its class token and registers are the first of
-    them. In other backbones each layer has cores of its own: they first read the tokens, and the
-    tokens read what they have become. Extra tokens have no position there.
+    ``ViT`` carries the cores from layer to layer and moves them, as VECA does, see
+    :class:`mmlinattn.models.backbones.CoreTokens`. In other backbones each layer has cores of its
+    own. They read the tokens first, and the tokens read what they have become. Extra tokens have no
+    position there.
 
     Args:
         embed_dims, num_heads: channels and heads.
         num_cores: K. A checkpoint with more cores loads its first K.
+        nested: train ``ViT`` with a random number of cores, a multiple of this divisor of K, so
+            that the first cores also work alone; 0 for all cores.
         rotary: options of :class:`.RotaryCoordinates` other than ``base=100``, ``rescale=2`` and
             ``shift=0.08``; the last two change the places of the tokens in training.
         zero_frequencies: share of the angles, of the slowest, that are 0.
-        own_cores: False if the backbone carries the cores, which ``ViT`` sets.
+        own_cores: False if the backbone carries the cores; ``ViT`` sets it.
         kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
 
     Raises:
@@ -75,6 +77,7 @@ class CoreAttention(BaseAttention):
         embed_dims: int,
         num_heads: int,
         num_cores: int = 64,
+        nested: int = 0,
         rotary: Optional[dict] = None,
         zero_frequencies: float = 0.125,
         own_cores: bool = True,
@@ -84,13 +87,15 @@ class CoreAttention(BaseAttention):
             raise ValueError(f'rotary of CoreAttention must be a dict or None, got {rotary!r}')
         rotary = dict(dict(base=100.0, rescale=2.0, shift=0.08), **(rotary or {}))
         super().__init__(embed_dims, num_heads, rotary=rotary, **kwargs)
-        count = check_integer('num_cores', num_cores)
+        count, self.nested = check_integer('num_cores', num_cores), nested
+        if nested and (own_cores or count % check_integer('nested', nested)):
+            raise ValueError(f'nested must divide num_cores={count}, and needs a ViT; got {nested}')
         zeros = round(check_rate('zero_frequencies', zero_frequencies) * (self.head_dim // 4))
         self.rotation = (self.coordinates.base, zeros)
-        self.num_carried_cores = 0 if own_cores else count
-        self.cores = places.new_cores(count, embed_dims) if own_cores else None
-        self.coords = places.new_coordinates(count) if own_cores else None  # before their tanh
+        self.num_carried_cores, self.cores = 0 if own_cores else count, None
         if own_cores:
+            self.cores = places.new_cores(count, embed_dims)
+            self.coords = places.new_coordinates(count)  # before their tanh
             places.load_first_cores(self, 'cores', 'coords')
 
     def forward(
@@ -102,10 +107,7 @@ class CoreAttention(BaseAttention):
         num_extra_tokens: int = 0,
         coords: Optional[places.CoreCoordinates] = None,
     ) -> Tensor:
-        """Apply the attention, see :meth:`BaseAttention.forward`.
-
-        With ``own_cores=False`` the extra tokens are the cores, and ``coords`` are required.
-        """
+        """Apply the attention; with ``own_cores=False`` extra tokens are cores at ``coords``."""
         layout = self.token_layout(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
         if (coords is None) != (self.cores is not None):
             raise ValueError('CoreAttention needs coords with own_cores=False, and only then')
@@ -117,13 +119,11 @@ class CoreAttention(BaseAttention):
             tokens = places.map_coordinates(layout.hw_shape, x, mask, augment)
             coords = places.CoreCoordinates(tokens.new_zeros(1, num_extra_tokens, 2), tokens)
         q, k, v, _ = self.project(x, query_pos, layout)
+        parts = [layout.split_extra(self.split_heads(x), 2) for x in (q, k)]
         q_heads, k_heads = (
-            torch.cat([
-                places.rotate(part, place, *self.rotation)
-                for part, place in zip(layout.split_extra(self.split_heads(heads), 2), coords)
-            ], 2)
-            for heads in (q, k)
-        )  # fmt: skip
+            torch.cat([places.rotate(x, at, *self.rotation) for x, at in zip(part, coords)], 2)
+            for part in parts
+        )
         out = self.attend(q_heads, k_heads, self.split_heads(v), layout)
         out = self.project_out(out.transpose(1, 2).flatten(2), q)
         return apply_dropout(self.proj_drop, out)
@@ -144,7 +144,6 @@ class CoreAttention(BaseAttention):
 
     def _core_heads(self, cores: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (B, heads, K, d) of the layer's own cores."""
-        assert self.coords is not None
         q, k, v = (self.split_heads(part) for part in self.in_proj(cores).chunk(3, -1))
         q, k = (places.rotate(x, self.coords.tanh(), *self.rotation) for x in (q, k))
         return q, k, v

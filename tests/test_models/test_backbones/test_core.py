@@ -240,3 +240,19 @@ def test_eomt_does_not_take_it():
     )  # fmt: skip
     with pytest.raises(ValueError, match='EoMT does not take CoreAttention'):
         EoMT(vit, head, num_query_layers=1)
+
+
+def test_nested_training_draws_large_budgets_more_often():
+    """4 to 16 cores by weights 1 1 2 2. The first of them are a model of their own."""
+    cfg = dict(type='CoreAttention', num_cores=16, nested=4)
+    model, tokens = ViT(TINY, cfg, img_size=16, num_registers=1), torch.zeros(1, 6, 16)
+    counts = [model.cores.start(tokens, (2, 2))[1].shape[1] for _ in range(300)]
+    shares = [counts.count(k) / 300 for k in (4, 8, 12, 16)]
+    assert shares == pytest.approx([1 / 6, 1 / 6, 1 / 3, 1 / 3], abs=0.09)
+    fewer = ViT(TINY, dict(cfg, num_cores=8), img_size=16, num_registers=1)
+    fewer.load_state_dict(model.state_dict())
+    model.cores.nested, fewer.cores.nested = 0, 0
+    images, model.cores.count = torch.randn(2, 3, 16, 16), 8
+    assert torch.equal(fewer.eval()(images)[0], model.eval()(images)[0])
+    with pytest.raises(ValueError, match='nested must divide num_cores=16, and needs a ViT; got 3'):
+        CoreAttention(16, 2, 16, nested=3, own_cores=False)
