@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..models.backbones.base import Backbone
 from .parts import KINDS, inputs_of, outputs_of, run_to
-from .student import attention_layers
+from .student import attention_layers, carries_cores
 
 OBJECTIVES = ('attentions', 'outputs')
 
@@ -30,7 +30,8 @@ class Distiller(BaseModel):
 
     The teacher is frozen and runs as in a test, and so does the student but for its new
     attentions: without stochastic depth and dropout, and with the batch-norm statistics of the
-    teacher. Padded tokens of an encoder do not count.
+    teacher. Padded tokens of an encoder do not count. The places of core attention are shifted and
+    scaled in training.
 
     Args:
         teacher: config of the trained model, with its weights as ``init_cfg``. Its data
@@ -46,7 +47,8 @@ class Distiller(BaseModel):
         ``mode='tensor'``: the errors by attention or output, a dict of scalars.
 
     Raises:
-        ValueError: ``objective`` is unknown, or all attentions of both models are the same.
+        ValueError: ``objective`` is unknown, all attentions of both models are the same, or they
+            share cores, see :class:`CoreAttention`, with ``'attentions'``.
 
     Example:
         >>> mit = dict(type='MixTransformer', arch='b0', out_indices=(0,))
@@ -73,6 +75,8 @@ class Distiller(BaseModel):
         self.attentions = distilled_attentions(self.teacher, self.student)
         if not self.attentions:
             raise ValueError('teacher and student have the same attentions: nothing to distil')
+        if objective == 'attentions' and carries_cores(self.student):
+            raise ValueError("layers that share cores do not learn alone: set objective='outputs'")
         replaced = {name.split('.')[0] for name in self.attentions}
         self.parts = [part for part in KINDS if part in replaced]
         if isinstance(self.student.backbone, Backbone):
@@ -85,6 +89,8 @@ class Distiller(BaseModel):
         super().train(mode)
         self.teacher.eval()
         self.student.eval()
+        if carries_cores(self.student):
+            self.student.backbone.cores.train(mode)
         for name in self.attentions:
             attention = self.student.get_submodule(name).train(mode)
             for module in attention.modules():

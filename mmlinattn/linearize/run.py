@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -69,8 +70,11 @@ class Linearizer:
     def __init__(self, cfg: Config, checkpoint: str, options: Options) -> None:
         self.cfg, self.checkpoint, self.options = cfg, checkpoint, options
         self.out = Path(options.out)
-        self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
         self.plan: StudentPlan = plan_student(cfg, options.attn, options.keep_softmax)
+        if self.plan.carries_cores and options.iters_a:
+            print_log('Phase A is left out: layers that share cores do not learn alone', 'current')
+            options = self.options = replace(options, iters_a=0)
+        self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
         check_complete(checkpoint, check_fits(checkpoint, build_model(cfg)))
         self.has_scores = options.score and cfg.get('val_dataloader') is not None
         if self.has_scores or options.finetune:
@@ -209,7 +213,8 @@ class Linearizer:
         """Score the weights of a stage, and measure the errors of their attentions."""
         path = self.out / f'{stage}.pth'
         self._score(stage, self.plan.cfg, str(path))
-        if self.images and stage not in self.record['errors']:
+        measured = self.plan.carries_cores or stage in self.record['errors']
+        if self.images and not measured:
             with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
                 found = attention_errors(self._phase_config('a', path), self.options.seed)
             self.record['errors'][stage] = found

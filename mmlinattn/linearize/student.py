@@ -29,12 +29,15 @@ class StudentPlan(NamedTuple):
         replaced: indices of the layers with linear attention, see :func:`plan_student`.
         kept: indices of the layers that keep the teacher's softmax attention.
         parts: parts of the model with replaced layers, ``'backbone'`` or ``'encoder'``.
+        carries_cores: the backbone carries the cores of :class:`CoreAttention`, without which no
+            layer can learn alone.
     """
 
     cfg: Config
     replaced: List[int]
     kept: List[int]
     parts: List[str]
+    carries_cores: bool
 
 
 def plan_student(
@@ -85,11 +88,16 @@ def plan_student(
         )  # fmt: skip
     remove_pretrained(student.model)
     try:
-        build_model(student)
+        model = build_model(student)
     except (KeyError, TypeError, ValueError) as error:
         text = error.args[0] if error.args else error
         raise type(error)(f'--attn {_name(attn_cfg)} in {kind}: {text}') from error
-    return StudentPlan(student, replaced, kept, changed)
+    return StudentPlan(student, replaced, kept, changed, carries_cores(model))
+
+
+def carries_cores(model: nn.Module) -> bool:
+    """Return True if a backbone carries the cores of its attentions from layer to layer."""
+    return any(m.num_carried_cores for m in model.modules() if isinstance(m, BaseAttention))
 
 
 def attention_layers(model: nn.Module) -> List[str]:

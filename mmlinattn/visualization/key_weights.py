@@ -34,6 +34,8 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
     - Linear angular attention (``form='released'``) divides by the norm of its sum: the derivative
       is ``(1 - 1 / d) w_ij / norm``.
     - Test-time-training attention clips the step that the values make: the derivative includes it.
+    - Core attention has cores of its own that read the values before the query reads them: the
+      derivative includes it. In a ViT it is 0, since tokens read the cores of the layer before.
     - Additive attention reads no value except the query's own and pools the keys. The derivative
       is by keys and includes the softmax that weights them.
 

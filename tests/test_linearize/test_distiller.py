@@ -117,3 +117,18 @@ def test_bad_objective_and_equal_models():
     ):
         Distiller(vit, vit)
     assert MODELS.get('Distiller') is Distiller
+
+
+def test_cores_are_distilled_by_the_outputs_alone():
+    """Class token and registers are the teacher's; places of the student change in training."""
+    cfg, attn = config(dict(BACKBONES['vit'], num_registers=2)), dict(type='CoreAttention')
+    with pytest.raises(ValueError, match="share cores .* set objective='outputs'"):
+        swapped(cfg, 'attentions', attn)
+    model, images = swapped(cfg, 'outputs', attn), torch.randn(2, 3, 32, 32)
+    student, teacher = (m.backbone for m in (model.student, model.teacher))
+    assert torch.equal(student.embed.registers, teacher.embed.registers)
+    losses = [model(images, mode='loss')['loss_outputs'] for _ in range(3)]
+    assert losses[0] != losses[1] and not any(layer.training for layer in student.layers)
+    losses[0].backward()
+    assert all(parameter.grad is not None for parameter in student.parameters())
+    assert model.eval()(images) == model(images)

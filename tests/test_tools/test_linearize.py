@@ -240,6 +240,19 @@ def test_encoder_of_smca(smca, run, tmp_path):
     assert all(torch.equal(found[name], swapped[name]) for name in swapped)
 
 
+def test_core_attention(teacher, run, tmp_path, capsys):
+    """Phase A is left out, and the result runs with fewer cores than it was trained with."""
+    out, more = tmp_path / 'out', ['--attn', 'CoreAttention', '--attn-options', 'num_cores=16']
+    run('linearize', *options(teacher, out, 2, 2, *more, '--no-score'))
+    assert 'Phase A is left out' in capsys.readouterr().out
+    assert not (out / 'a.pth').exists() and json.loads((out / 'report.json').read_text())
+    before, after = weights(out / 'swap.pth'), weights(out / 'model.pth')
+    assert not torch.equal(*(w['backbone.cores.coords'] for w in (before, after)))
+    arguments = ['test', out / 'config.py', out / 'model.pth', '--work-dir', tmp_path / 'test']
+    run(*arguments, '--cfg-options', 'model.backbone.attn_cfg.num_cores=8')
+    assert 'mIoU' in json.loads(next((tmp_path / 'test').glob('*/*.json')).read_text())
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('model', ['teacher', *['smca'] * LONG])

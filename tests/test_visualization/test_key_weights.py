@@ -30,7 +30,7 @@ OPTIONS = dict(
     VisionLongformerAttention=dict(window_size=2),
     WindowAttention=dict(window_size=3),
 )
-NOT_LINEAR = ('AdditiveAttention', 'LinearAngularAttention', 'TTTAttention')
+NOT_LINEAR = ('AdditiveAttention', 'CoreAttention', 'LinearAngularAttention', 'TTTAttention')
 OURS = [
     n
     for n, kind in registered_subclasses(BaseAttention).items()

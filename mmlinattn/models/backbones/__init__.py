@@ -1,6 +1,7 @@
 """Backbones that accept any attention of :mod:`mmlinattn.models.layers`."""
 
 from .base import Backbone
+from .core_tokens import CoreTokens
 from .cvt import CvT
 from .hierarchical import HierarchicalBackbone
 from .hvittt import HViTTT
@@ -14,6 +15,6 @@ from .vil import ViL
 from .vision_transformer import ViT
 
 __all__ = [
-    'MLLA', 'RAVLT', 'Backbone', 'CvT', 'HViTTT', 'HierarchicalBackbone', 'MAViT', 'MixTransformer',
-    'Swin', 'TransformerBlock', 'ViL', 'ViT',
+    'MLLA', 'RAVLT', 'Backbone', 'CoreTokens', 'CvT', 'HViTTT', 'HierarchicalBackbone', 'MAViT',
+    'MixTransformer', 'Swin', 'TransformerBlock', 'ViL', 'ViT',
 ]  # fmt: skip

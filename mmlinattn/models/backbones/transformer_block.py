@@ -15,6 +15,7 @@ from ..layers import (
     MLP,
     AttnCfg,
     BaseAttention,
+    CoreCoordinates,
     MixFFN,
     ResidualMixFFN,
     SwiGLU,
@@ -94,17 +95,26 @@ class TransformerBlock(BaseModule):
             scale = torch.full((embed_dims,), float(layer_scale_init))
             self.gamma1, self.gamma2 = nn.Parameter(scale), nn.Parameter(scale.clone())
 
-    def forward(self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int = 0) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        hw_shape: HwShape,
+        num_extra_tokens: int = 0,
+        coords: Optional[CoreCoordinates] = None,
+    ) -> Tensor:
         """Apply the block to tokens (B, E + N, C), of which the first E are extra tokens.
 
-        Of packed images x is (1, T, C), see :class:`BaseAttention`.
+        Of packed images x is (1, T, C), see :class:`BaseAttention`. An attention whose cores the
+        backbone carries gets their ``coords``.
         """
-        packed = None
+        packed, given = None, {}
+        if coords is not None and self.attn.num_carried_cores:
+            given = dict(coords=coords)
         if isinstance(hw_shape, PackedShapes):
             packed = hw_shape.with_extra_tokens(num_extra_tokens)
         if self.cpe is not None:
             x = _add_position(x, self.cpe, hw_shape, num_extra_tokens)
-        out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens)
+        out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens, **given)
         x = add_branch(x, out, self.drop_path, self.gamma1, packed)
         hidden = self.norm2(x)
         out = self.ffn(hidden, hw_shape, num_extra_tokens) if self.with_conv else self.ffn(hidden)

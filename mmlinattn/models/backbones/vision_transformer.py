@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_sides
 from ...ops.common.packed import PackedShapes
 from ...utils import check_integer
-from ..layers import AttnCfg
+from ..layers import AttnCfg, CoreCoordinates
 from ..layers.residual import drop_path_rates
 from ..layers.token_layout import HwShape
 from .base import Backbone, Part
+from .core_tokens import CoreTokens
 from .patch_embed import new_tokens, prepend_tokens
 from .transformer_block import TransformerBlock
 from .vit_architectures import ARCHITECTURES, DEFAULTS
@@ -44,7 +45,9 @@ class ViT(Backbone):
             softmax attention), ``final_norm`` (norm of the last output) and ``cpe`` (conditional
             position encoding in every layer, as in ViT³).
         attn_cfg: see :class:`Backbone`. With a class token or registers it must support extra
-            tokens, with ``rotary`` this option.
+            tokens, with ``rotary`` this option. ``'CoreAttention'`` adds the cores that its class
+            token and registers lack, see :class:`CoreTokens`; VECA has it with ``'veca-s'``,
+            ``'veca-s-plus'``, ``'veca-b'`` and ``'veca-l'``.
         img_size: side, or (height, width), of the images that the position embedding is for; a
             multiple of the patch size. Positions are resized to other sizes, which is logged once.
             Loading a checkpoint resizes its positions by their grid, saved as ``embed.pos_grid``.
@@ -86,8 +89,9 @@ class ViT(Backbone):
         ValueError: ``out_type='cls_token'`` with a layer without class token, ``cls_token_from`` is
             not a layer, the patch size does not divide the image size, an attention does not
             support extra tokens, rotary position or packed images, loaded positions cannot be
-            resized, a listed image is empty or has other channels; an option is unknown, out of
-            range, or without effect (``act``).
+            resized, a listed image is empty or has other channels; layers have different numbers
+            of cores, or cores and a late class token; an option is unknown, out of range, or
+            without effect (``act``).
         KeyError: the attention is unknown.
 
     Example:
@@ -183,6 +187,7 @@ class ViT(Backbone):
             )
             for i in range(self.num_built)
         )  # fmt: skip
+        self.cores = self._build_cores()
         last = options.final_norm and self.num_built == depth
         self.norm = nn.LayerNorm(dims, eps=options.norm_eps) if last else None
         self.finish()
@@ -193,7 +198,20 @@ class ViT(Backbone):
 
     def build_layer(self, *args, **kwargs) -> nn.Module:
         """Return a layer, see :class:`TransformerBlock`."""
-        return TransformerBlock(*args, **kwargs)
+        return TransformerBlock(*args, own_cores=False, **kwargs)
+
+    def _build_cores(self) -> Optional[CoreTokens]:
+        """Return the cores of the layers that have core attention, or None."""
+        attns = [layer.attn for layer in self.layers if layer.attn.num_carried_cores]
+        if not attns:
+            return None
+        counts = sorted({attn.num_carried_cores for attn in attns})
+        if len(counts) > 1 or self.cls_token_from:
+            raise ValueError(
+                'all layers share the same cores from the first layer on: set one num_cores in '
+                f'attn_cfg, got {counts}, and cls_token_from=0, got {self.cls_token_from}'
+            )
+        return CoreTokens(attns[0], self.embed.num_extra_tokens, self.num_built)
 
     def _architecture(self, arch: Union[str, dict]) -> dict:
         arch = super()._architecture(arch)
@@ -211,18 +229,22 @@ class ViT(Backbone):
         return self.embed
 
     def layer_groups(self) -> List[List[nn.Module]]:
-        return [[self.embed], *([layer] for layer in self.layers)]
+        cores = [self.cores] if self.cores is not None else []
+        return [[self.embed, *cores], *([layer] for layer in self.layers)]
 
     def stage_parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
         token = [self.cls_token] if self.inserts_cls_token(i) else []
-        return [*token, self.layers[i], *([self.norm] if last else [])]
+        cores = [self.cores] if self.cores is not None and not i else []
+        return [*token, *cores, self.layers[i], *([self.norm] if last else [])]
 
     def inserts_cls_token(self, i: int) -> bool:
         """Return True if the class token is prepended before layer ``i`` > 0."""
         return self.cls_token is not None and i == self.cls_token_from
 
     def num_extra_tokens(self, i: int) -> int:
+        if self.cores is not None:
+            return self.cores.count
         late = self.cls_token is not None and i >= self.cls_token_from
         return self.embed.num_extra_tokens + int(late)
 
@@ -232,12 +254,18 @@ class ViT(Backbone):
         else:
             self.check_input(x)
             tokens, hw_shape = self.embed(x.contiguous(memory_format=torch.channels_last))
-        outs, num_extra = [], self.embed.num_extra_tokens
+        outs, num_extra, coords = [], self.embed.num_extra_tokens, ()
+        if self.cores is not None:
+            tokens, raw, places = self.cores.start(tokens, hw_shape)
+            num_extra = raw.shape[1]
         for i, layer in enumerate(self.layers):
             if self.inserts_cls_token(i):
                 tokens = self._insert_cls_token(tokens, hw_shape)
                 num_extra += 1
-            tokens = self.run_block(layer, tokens, hw_shape, num_extra)
+            if self.cores is not None:
+                raw = self.cores.move(i, raw, tokens, hw_shape)
+                coords = (CoreCoordinates(raw.tanh(), places),)
+            tokens = self.run_block(layer, tokens, hw_shape, num_extra, *coords)
             if i in self.out_indices:
                 norm = self.norm if i == self.num_built - 1 else None
                 out = tokens if norm is None else norm(tokens)

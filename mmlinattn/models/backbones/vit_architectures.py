@@ -26,6 +26,8 @@ CLIP = dict(
 SIGLIP = dict(with_cls_token=False, act='gelu_tanh', pos_resize='antialias')
 # ViT³ has these with attn_cfg='TTTAttention'.
 VITTT = dict(with_cls_token=False, pos_embed=False, cpe=True)
+# VECA has these with attn_cfg='CoreAttention'; its class token is the first core.
+VECA = dict(pos_embed=False, ffn='swiglu', mlp_ratio=2.66667, norm_eps=1e-5)
 LARGE = dict(depth=24)
 
 ARCHITECTURES: Dict[str, Dict[str, Any]] = {
@@ -63,6 +65,10 @@ ARCHITECTURES: Dict[str, Dict[str, Any]] = {
     'vittt-t': _arch(192, 6, VITTT),
     'vittt-s': _arch(384, 6, VITTT, drop_path_rate=0.1),
     'vittt-b': _arch(768, 12, VITTT, drop_path_rate=0.4),
+    'veca-s': _arch(384, 6, VECA),
+    'veca-s-plus': _arch(384, 6, VECA, mlp_ratio=4),
+    'veca-b': _arch(768, 12, VECA),
+    'veca-l': _arch(1024, 16, VECA, LARGE),
 }
 
 # Keys that an architecture may leave out.

@@ -7,6 +7,8 @@ from .base import BaseAttention, TokenLayout
 from .biased_softmax import BiasedSoftmaxAttention
 from .build import AttnCfg, build_attention, init_layers, registered_subclasses
 from .conv_projection import ConvProjectionAttention
+from .core import CoreAttention
+from .core_coordinates import CoreCoordinates
 from .cpu_linear import CPULinear, optimize_for_cpu
 from .cross_attention import LinearCrossAttention
 from .depthwise_conv import add_depthwise
@@ -42,14 +44,14 @@ from .window import WindowAttention
 __all__ = [
     'MALA', 'MLP', 'RALA', 'RWGKA', 'RWGKP', 'AdditiveAttention', 'AgentAttention', 'AttentionInfo',
     'AttnCfg', 'BaseAttention', 'BiasedSoftmaxAttention', 'CPULinear', 'ConvFFN',
-    'ConvProjectionAttention', 'EfficientAttention', 'EnhancedLinearAttention', 'FeatureMap',
-    'FocusedLinearAttention', 'GatedPositionalAttention', 'HydraAttention', 'InLineAttention',
-    'LinearAngularAttention', 'LinearAttention', 'LinearCrossAttention', 'LinearPosition',
-    'MLLAAttention', 'MixFFN', 'NystromAttention', 'PolaFormerAttention', 'RandomWalkAttention',
-    'RelativePositionBias', 'ResidualMixFFN', 'RippleAttention', 'SlinearAttention',
-    'SoftmaxAttention', 'SpatialReductionAttention', 'SwiGLU', 'TTTAttention', 'TokenLayout',
-    'VSSDAttention', 'VisionLongformerAttention', 'WindowAttention', 'add_branch', 'add_depthwise',
-    'build_attention', 'build_feature_map', 'build_position', 'expand_attn_cfg', 'init_layers',
-    'is_hybrid', 'map_to_tokens', 'optimize_for_cpu', 'registered_subclasses', 'softmax_attention',
-    'tokens_to_map',
+    'ConvProjectionAttention', 'CoreAttention', 'CoreCoordinates', 'EfficientAttention',
+    'EnhancedLinearAttention', 'FeatureMap', 'FocusedLinearAttention', 'GatedPositionalAttention',
+    'HydraAttention', 'InLineAttention', 'LinearAngularAttention', 'LinearAttention',
+    'LinearCrossAttention', 'LinearPosition', 'MLLAAttention', 'MixFFN', 'NystromAttention',
+    'PolaFormerAttention', 'RandomWalkAttention', 'RelativePositionBias', 'ResidualMixFFN',
+    'RippleAttention', 'SlinearAttention', 'SoftmaxAttention', 'SpatialReductionAttention',
+    'SwiGLU', 'TTTAttention', 'TokenLayout', 'VSSDAttention', 'VisionLongformerAttention',
+    'WindowAttention', 'add_branch', 'add_depthwise', 'build_attention', 'build_feature_map',
+    'build_position', 'expand_attn_cfg', 'init_layers', 'is_hybrid', 'map_to_tokens',
+    'optimize_for_cpu', 'registered_subclasses', 'softmax_attention', 'tokens_to_map',
 ]  # fmt: skip

@@ -56,6 +56,7 @@ class BaseAttention(BaseModule):
         cross_values: tokens that the values of cross-attention come from: ``'keys'``, or
             ``'queries'`` by the projection of the queries; None if it has no cross-attention.
         unsupported_options: options among ``rotary``, ``lepe`` and ``gate`` that raise an error.
+        num_carried_cores: cores that ``ViT`` carries for it, see :class:`CoreAttention`.
 
     Raises:
         ValueError: ``num_heads`` does not divide ``embed_dims``, rotary position cannot split the
@@ -70,6 +71,7 @@ class BaseAttention(BaseModule):
     supports_extra_tokens = True
     cross_values: Optional[str] = None
     unsupported_options: Tuple[str, ...] = ()
+    num_carried_cores = 0
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Packed images in an attention that attends to one image at a time."""
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from .token_layout import TokenLayout
 
 if TYPE_CHECKING:
     from .base import BaseAttention
+    from .core_coordinates import CoreCoordinates
 
 
 def attends_at_once(attn: 'BaseAttention') -> bool:
@@ -25,16 +26,24 @@ def attends_at_once(attn: 'BaseAttention') -> bool:
 
 
 def forward_by_image(
-    attn: 'BaseAttention', x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout
+    attn: 'BaseAttention',
+    x: Tensor,
+    query_pos: Optional[Tensor],
+    layout: TokenLayout,
+    coords: 'Optional[CoreCoordinates]' = None,
 ) -> Tensor:
-    """Apply the attention to each of the packed images and pack the outputs."""
+    """Apply the attention to each of the packed images and pack the outputs.
+
+    ``coords`` are further inputs of :class:`CoreAttention`.
+    """
     packed = layout.packed
     assert packed is not None
     parts = packed.split(x)
     positions = [None] * len(parts) if query_pos is None else packed.split(query_pos)
-    images = zip(parts, packed.hw_shapes, positions)
+    more: List[list] = [[]] * len(parts) if coords is None else [[c] for c in coords.images(packed)]
+    images = zip(parts, packed.hw_shapes, positions, more)
     extra = packed.num_extra_tokens
-    return torch.cat([attn(part, hw, position, None, extra) for part, hw, position in images], 1)
+    return torch.cat([attn(part, hw, pos, None, extra, *more) for part, hw, pos, more in images], 1)
 
 
 def attend_by_image(

@@ -24,9 +24,11 @@ class RotaryCoordinates:
         base: angles are ``2 pi place / base^(t / (d / 4))``, t = 0, 1, ... for d channels a head.
         rescale: largest factor; drawn from 1 / rescale to rescale on a logarithmic scale. DINOv3
             was trained with 2. None for no factor.
+        shift: largest shift of all rows, and of all columns, before the factor; None for none.
 
     Raises:
-        ValueError: ``base`` is not positive, ``rescale`` is below 1, or one of them is no number.
+        ValueError: ``base`` is not positive, ``rescale`` is below 1, ``shift`` is negative, or one
+            of them is no number.
 
     Example:
         >>> RotaryCoordinates(rescale=2).draw('cpu').shape
@@ -35,18 +37,24 @@ class RotaryCoordinates:
 
     base: float = 100.0
     rescale: Optional[float] = None
+    shift: Optional[float] = None
 
     def __post_init__(self) -> None:
         check_number('rotary.base', self.base, above=True)
         if self.rescale is not None:
             check_number('rotary.rescale', self.rescale, least=1)
+        if self.shift is not None:
+            check_number('rotary.shift', self.shift)
 
     def draw(self, device: torch.device) -> Optional[Tensor]:
-        """Return shifts of 0 and random factors (2, 2) of rows and columns; None for no factor."""
-        if self.rescale is None:
+        """Return random shifts and factors (2, 2) of rows and columns; None if there are none."""
+        if self.rescale is None and self.shift is None:
             return None
-        factor = self.rescale ** (2 * torch.rand(1, device=device) - 1)
-        return torch.stack([torch.zeros_like(factor), factor]).expand(2, 2)
+        factor = (self.rescale or 1) ** (2 * torch.rand(1, device=device) - 1)
+        shift = torch.zeros_like(factor)
+        if self.shift is not None:
+            shift = self.shift * (2 * torch.rand(2, device=device) - 1)
+        return torch.stack([shift.expand(2), factor.expand(2)])
 
 
 def check_rotary_over_heads(attn: Any, rotary: Any) -> bool:

@@ -30,8 +30,8 @@ class EoMT(EncoderDecoder):
     Raises:
         TypeError: the backbone is no ViT.
         ValueError: ``num_query_layers`` is not in 1 to the number of layers, the backbone does not
-            return maps of its last layer or has a late class token, or an attention does not
-            support extra tokens.
+            return maps of its last layer, or has a late class token or core attention, or an
+            attention does not support extra tokens.
 
     Example:
         >>> arch = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
@@ -66,6 +66,8 @@ class EoMT(EncoderDecoder):
             )
         if vit.cls_token is not None:
             raise ValueError(f'cls_token_from must be 0 in EoMT, got {vit.cls_token_from}')
+        if vit.cores is not None:
+            raise ValueError('EoMT does not take CoreAttention, whose tokens read the cores alone')
         self.first_layer = depth - num_query_layers
         for i in range(self.first_layer, depth):
             vit.layers[i].attn.check_extra_tokens(self._num_extra_tokens(i))

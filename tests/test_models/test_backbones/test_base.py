@@ -34,6 +34,9 @@ PARAMETERS = [
     ('ViT', dict(attn_cfg='TTTAttention'), 5e-4, True, {
         'vittt-t': 6.149, 'vittt-s': 23.799, 'vittt-b': 90.056,
     }),
+    ('ViT', dict(attn_cfg='CoreAttention'), 5e-4, False, {
+        'veca-s': 21.629, 'veca-s-plus': 28.719, 'veca-b': 85.725, 'veca-l': 303.195,
+    }),
     ('MixTransformer', {}, 0.05, False, dict(b0=3.3, b1=13.2, b2=24.2, b3=44.1, b4=60.8, b5=81.4)),
 ]  # fmt: skip
 KINDS = [backbones.RAVLT, backbones.Swin, backbones.MixTransformer, backbones.CvT,

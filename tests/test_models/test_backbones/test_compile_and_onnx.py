@@ -16,6 +16,7 @@ MODELS = {
     'mit-rwgkp': lambda: MixTransformer(STAGES, dict(type='RWGKP', num_anchors=8)),
     'vit': lambda: ViT(PLAIN, img_size=64, out_type='cls_token'),
     'vit-rala': lambda: ViT(PLAIN, 'RALA', img_size=64, out_type='cls_token'),
+    'vit-core': lambda: ViT(PLAIN, dict(type='CoreAttention', num_cores=8), img_size=64),
     'vit-registers': lambda: ViT(
         dict(PLAIN, rotary=dict(), num_registers=2, key_bias=False),
         img_size=64,

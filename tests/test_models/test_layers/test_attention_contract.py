@@ -81,6 +81,7 @@ ATTENTIONS = {
     ),
     'agent': dict(type='AgentAttention', num_agents=4),
     'agent-grid': dict(type='AgentAttention', num_agents=9, map_size=(3, 4), agent_grid=(2, 3)),
+    'core': dict(type='CoreAttention', num_cores=8),
     'ttt': dict(type='TTTAttention', rotary=True),
     'ttt-plain': dict(type='TTTAttention', qkv_bias=False),
     'vssd': dict(type='VSSDAttention', state_dims=8),

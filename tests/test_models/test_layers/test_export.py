@@ -219,10 +219,11 @@ def test_backbones_with_dynamic_sizes(backbone, options):
 
 
 @dynamic
-def test_vit_with_dynamic_sizes():
+@pytest.mark.parametrize('attn_cfg', ['RALA', dict(type='CoreAttention', num_cores=8)])
+def test_vit_with_dynamic_sizes(attn_cfg):
     """Export a class token, resized positions and patches that do not divide the image."""
-    arch = dict(embed_dims=16, num_heads=2, depth=1, patch_size=8)
-    check_backbone(ViT(arch, 'RALA', img_size=64))
+    arch = dict(embed_dims=16, num_heads=2, depth=2, patch_size=8)
+    check_backbone(ViT(arch, attn_cfg, img_size=64))
 
 
 def check_backbone(model):

@@ -1,0 +1,149 @@
+"""Core attention of VECA: a few cores read all tokens, and the tokens read the cores."""
+
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ...ops.common.checks import check_rate
+from ...ops.common.numerics import zero_padding
+from ...utils import check_integer
+from . import core_coordinates as places
+from .attention_info import AttentionInfo
+from .base import BaseAttention, TokenLayout
+from .linear_projection import apply_dropout
+from .packed_images import forward_by_image
+from .rotary import RotaryCoordinates
+from .softmax import softmax_attention
+from .token_layout import HwShape
+
+
+@MODELS.register_module()
+class CoreAttention(BaseAttention):
+    """Core attention, "VECA" (Song et al., arXiv 2605.12491, 2026): linear in the number of tokens.
+
+    K cores read all tokens and each other; tokens read the K cores only::
+
+        core_i = sum_j softmax_j(q_i . k_j / sqrt d) v_j      j: cores and tokens
+        token_i = sum_j softmax_j(q_i . k_j / sqrt d) v_j     j: cores
+
+    Queries and keys are rotated by coordinates from -1 to 1, see :func:`.core_coordinates.rotate`:
+    tokens by their place in the image, without its padding, and cores by learnt ones.
+
+    ``ViT`` carries the cores from layer to layer and moves them, as VECA does, see
+    :class:`mmlinattn.models.backbones.CoreTokens`. In other backbones each layer has cores of its
+    own. They read the tokens first, and the tokens read what they have become. Extra tokens have no
+    position there.
+
+    Args:
+        embed_dims, num_heads: channels and heads.
+        num_cores: K. A checkpoint with more cores loads its first K.
+        nested: train ``ViT`` with a random number of cores, a multiple of this divisor of K, so
+            that the first cores also work alone; 0 for all cores.
+        rotary: options of :class:`.RotaryCoordinates` other than ``base=100``, ``rescale=2`` and
+            ``shift=0.08``; the last two change the places of the tokens in training.
+        zero_frequencies: share of the angles, of the slowest, that are 0.
+        own_cores: False if the backbone carries the cores; ``ViT`` sets it.
+        kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
+
+    Raises:
+        ValueError: an option is out of range, or ``coords`` are missing.
+
+    Example:
+        >>> attn = CoreAttention(embed_dims=64, num_heads=2, num_cores=16)
+        >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
+        torch.Size([2, 240, 64])
+    """
+
+    info = AttentionInfo(
+        formula='cores: softmax over M cores and N tokens; tokens: softmax over the M cores',
+        time='O(N M d)',
+        memory='O(N d)',
+        source='Song et al., VECA, 2026',
+        use='plain ViTs at high resolution: all tokens share a few cores that read the image',
+        needs_map=True,
+    )
+
+    coordinates: RotaryCoordinates
+    backends = ('auto',)  # SDPA chooses its kernel itself
+    projections = ('in_proj', 'proj')
+    backbone_options = (*BaseAttention.backbone_options, 'own_cores')
+    unsupported_options = ('gate', 'lepe')
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        num_cores: int = 64,
+        nested: int = 0,
+        rotary: Optional[dict] = None,
+        zero_frequencies: float = 0.125,
+        own_cores: bool = True,
+        **kwargs,
+    ) -> None:
+        if not isinstance(rotary, (dict, type(None))):
+            raise ValueError(f'rotary of CoreAttention must be a dict or None, got {rotary!r}')
+        rotary = dict(dict(base=100.0, rescale=2.0, shift=0.08), **(rotary or {}))
+        super().__init__(embed_dims, num_heads, rotary=rotary, **kwargs)
+        count, self.nested = check_integer('num_cores', num_cores), nested
+        if nested and (own_cores or count % check_integer('nested', nested)):
+            raise ValueError(f'nested must divide num_cores={count}, and needs a ViT; got {nested}')
+        zeros = round(check_rate('zero_frequencies', zero_frequencies) * (self.head_dim // 4))
+        self.rotation = (self.coordinates.base, zeros)
+        self.num_carried_cores, self.cores = 0 if own_cores else count, None
+        if own_cores:
+            self.cores = places.new_cores(count, embed_dims)
+            self.coords = places.new_coordinates(count)  # before their tanh
+            places.load_first_cores(self, 'cores', 'coords')
+
+    def forward(
+        self,
+        x: Tensor,
+        hw_shape: HwShape,
+        query_pos: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        num_extra_tokens: int = 0,
+        coords: Optional[places.CoreCoordinates] = None,
+    ) -> Tensor:
+        """Apply the attention; with ``own_cores=False`` extra tokens are cores at ``coords``."""
+        layout = self.token_layout(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
+        if (coords is None) != (self.cores is not None):
+            raise ValueError('CoreAttention needs coords with own_cores=False, and only then')
+        if layout.packed is not None:
+            return forward_by_image(self, x, query_pos, layout, coords)
+        if coords is None:
+            augment = self.coordinates.draw(x.device) if self.training else None
+            mask = layout.without_extra_tokens().key_padding_mask
+            tokens = places.map_coordinates(layout.hw_shape, x, mask, augment)
+            coords = places.CoreCoordinates(tokens.new_zeros(1, num_extra_tokens, 2), tokens)
+        q, k, v, _ = self.project(x, query_pos, layout)
+        parts = [layout.split_extra(self.split_heads(x), 2) for x in (q, k)]
+        q_heads, k_heads = (
+            torch.cat([places.rotate(x, at, *self.rotation) for x, at in zip(part, coords)], 2)
+            for part in parts
+        )
+        out = self.attend(q_heads, k_heads, self.split_heads(v), layout)
+        out = self.project_out(out.transpose(1, 2).flatten(2), q)
+        return apply_dropout(self.proj_drop, out)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
+        mask, count = layout.key_padding_mask, layout.num_extra_tokens
+        if self.cores is None:
+            read = softmax_attention(q[:, :, :count], k, v, mask)
+            out = softmax_attention(q[:, :, count:], k[:, :, :count], v[:, :, :count])
+            return torch.cat([read, out], 2)
+        cores = self.cores.expand(q.shape[0], -1, -1)
+        core_q, core_k, core_v = self._core_heads(cores)
+        with_cores = None if mask is None else F.pad(mask, (cores.shape[1], 0))
+        keys, values = torch.cat([core_k, k], 2), torch.cat([core_v, v], 2)
+        read = softmax_attention(core_q, keys, values, with_cores)
+        cores = cores + self.proj(read.transpose(1, 2).flatten(2))
+        return zero_padding(softmax_attention(q, *self._core_heads(cores)[1:]), mask)
+
+    def _core_heads(self, cores: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (B, heads, K, d) of the layer's own cores."""
+        q, k, v = (self.split_heads(part) for part in self.in_proj(cores).chunk(3, -1))
+        q, k = (places.rotate(x, self.coords.tanh(), *self.rotation) for x in (q, k))
+        return q, k, v
