@@ -33,7 +33,7 @@ class Prediction:
 
     Example::
 
-        prediction = mmlinattn.apis.load('mask-rcnn_ravlt-nano_shapes', 'epoch_8.pth')('a.jpg')
+        prediction = mmlinattn.apis.load('my_config.py', 'epoch_8.pth')('a.jpg')
         for box, name, score in zip(prediction.boxes, prediction.names, prediction.scores):
             print(name, score, box)
         prediction.save('a_predicted.png')

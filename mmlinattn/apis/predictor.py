@@ -52,7 +52,8 @@ def load(
 
     Example::
 
-        predictor = mmlinattn.apis.load('mask-rcnn_ravlt-nano_shapes', 'epoch_8.pth')
+        name = 'mask-rcnn_ravlt-nano-linear_nuclei'  # a model of the package
+        predictor = mmlinattn.apis.load(name, f'mmlinattn://{name}')
         predictor('picture.jpg').save('predicted.png')
     """
     return Predictor(load_config(str(config), cfg_options), str(weights), device, tta)
