@@ -177,6 +177,17 @@ def test_cores_of_a_layer_read_before_they_are_read():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_coordinates_learn_in_half_precision():
+    attn, x, grads = CoreAttention(16, 2, 4).eval(), torch.randn(2, 15, 16), []
+    for half in (False, True):
+        attn.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16, enabled=half):
+            out = attn(x, (3, 5))
+        (out.float() * torch.linspace(-1, 1, 16)).sum().backward()
+        grads.append(attn.coords.grad)
+    assert (grads[1] - grads[0]).norm() < 0.1 * grads[0].norm()
+
+
 def test_images_of_different_sizes_are_those_alone():
     model = ViT(TINY, dict(type='CoreAttention', num_cores=4), img_size=32).double().eval()
     for move in model.cores.moves:
