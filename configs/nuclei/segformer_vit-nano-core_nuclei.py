@@ -1,6 +1,6 @@
 _base_ = './segformer_mit-b0_nuclei.py'
 
-# A plain ViT whose patches share 64 cores: an image of 1272x603 has 12,084 patches. For a comparison:
+# A plain ViT whose patches share 64 cores: an image of 1272x603 has 12,084 patches. To compare:
 # --cfg-options model.backbone.attn_cfg=SoftmaxAttention
 model = dict(
     backbone=dict(

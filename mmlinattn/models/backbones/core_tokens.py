@@ -64,14 +64,14 @@ class CoreTokens(BaseModule):
         self.moves = ModuleList(CoreMove(attn.embed_dims) for _ in range(num_layers - 1))
         load_first_cores(self, 'tokens', 'coords')
 
-    def start(self, x: Tensor, hw_shape: HwShape) -> Tuple[Tensor, Tensor, Tensor]:
-        """Add the cores to tokens (B, E + N, C) of images, or to packed ones.
+    def start(self, x: Tensor, hw_shape: HwShape, count: int) -> Tuple[Tensor, Tensor, Tensor]:
+        """Add the first ``count`` = K cores to tokens (B, E + N, C) of images, or to packed ones.
 
         Returns:
             tokens (B, K + N, C); coordinates of cores (B, K, 2) before their tanh; and coordinates
             of map tokens (1, N, 2). Of packed images (1, T, C), (images, K, 2), (1, T - K, 2).
         """
-        first, batch, count = self.num_first, x.shape[0], self._draw_count()
+        first, batch = self.num_first, x.shape[0]
         new = self.tokens[:, : count - first].expand(batch, -1, -1).to(x.dtype)
         augment = self.augmentation.draw(x.device) if self.training else None
         parts: List[Tensor] = [x]
@@ -84,19 +84,19 @@ class CoreTokens(BaseModule):
         raw = self.coords[:, :count].expand(batch, -1, -1)
         return torch.cat(tokens, 1), raw, torch.cat(maps, 1)
 
-    def _draw_count(self) -> int:
-        """Return K; in nested training a random number of cores, more often a large one."""
+    def draw_count(self) -> int:
+        """Return the number of cores to use: random in nested training, more often large."""
         if not (self.training and self.nested):
             return self.count
         counts = [k for k in range(0, self.count + 1, self.nested) if k > self.num_first]
         weights = torch.arange(len(counts), device='cpu') // 2 + 1.0  # as released
         return counts[int(torch.multinomial(weights, 1))]
 
-    def move(self, layer: int, raw: Tensor, x: Tensor, hw_shape: HwShape) -> Tensor:
+    def move(self, layer: int, raw: Tensor, x: Tensor, hw_shape: HwShape, count: int) -> Tensor:
         """Return the coordinates (B, K, 2) before their tanh for a layer, from its input x."""
         if not layer:
             return raw
-        parts, count = [x], raw.shape[1]
+        parts = [x]
         if isinstance(hw_shape, PackedShapes):
             parts = hw_shape.with_extra_tokens(count).split(x)
         return raw + self.moves[layer - 1](torch.cat([part[:, :count] for part in parts]))

@@ -256,14 +256,14 @@ class ViT(Backbone):
             tokens, hw_shape = self.embed(x.contiguous(memory_format=torch.channels_last))
         outs, num_extra, coords = [], self.embed.num_extra_tokens, ()
         if self.cores is not None:
-            tokens, raw, places = self.cores.start(tokens, hw_shape)
-            num_extra = raw.shape[1]
+            num_extra = self.cores.draw_count()
+            tokens, raw, places = self.cores.start(tokens, hw_shape, num_extra)
         for i, layer in enumerate(self.layers):
             if self.inserts_cls_token(i):
                 tokens = self._insert_cls_token(tokens, hw_shape)
                 num_extra += 1
             if self.cores is not None:
-                raw = self.cores.move(i, raw, tokens, hw_shape)
+                raw = self.cores.move(i, raw, tokens, hw_shape, num_extra)
                 coords = (CoreCoordinates(raw.tanh(), places),)
             tokens = self.run_block(layer, tokens, hw_shape, num_extra, *coords)
             if i in self.out_indices:

@@ -34,8 +34,7 @@ class CoreAttention(BaseAttention):
 
     ``ViT`` carries the cores from layer to layer and moves them, as VECA does, see
     :class:`mmlinattn.models.backbones.CoreTokens`. In other backbones each layer has cores of its
-    own. They read the tokens first, and the tokens read what they have become. Extra tokens have no
-    position there.
+    own, which read the tokens before the tokens read them; extra tokens have no position there.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -68,7 +67,6 @@ class CoreAttention(BaseAttention):
 
     coordinates: RotaryCoordinates
     backends = ('auto',)  # SDPA chooses its kernel itself
-    projections = ('in_proj', 'proj')
     backbone_options = (*BaseAttention.backbone_options, 'own_cores')
     unsupported_options = ('gate', 'lepe')
 
@@ -87,8 +85,9 @@ class CoreAttention(BaseAttention):
             raise ValueError(f'rotary of CoreAttention must be a dict or None, got {rotary!r}')
         rotary = dict(dict(base=100.0, rescale=2.0, shift=0.08), **(rotary or {}))
         super().__init__(embed_dims, num_heads, rotary=rotary, **kwargs)
-        count, self.nested = check_integer('num_cores', num_cores), nested
-        if nested and (own_cores or count % check_integer('nested', nested)):
+        count = check_integer('num_cores', num_cores)
+        self.nested = check_integer('nested', nested, least=0)
+        if nested and (own_cores or count % nested):
             raise ValueError(f'nested must divide num_cores={count}, and needs a ViT; got {nested}')
         zeros = round(check_rate('zero_frequencies', zero_frequencies) * (self.head_dim // 4))
         self.rotation = (self.coordinates.base, zeros)
@@ -113,20 +112,21 @@ class CoreAttention(BaseAttention):
             raise ValueError('CoreAttention needs coords with own_cores=False, and only then')
         if layout.packed is not None:
             return forward_by_image(self, x, query_pos, layout, coords)
+        q, k, v = (self.split_heads(part) for part in self.project(x, query_pos, layout)[:3])
         if coords is None:
             augment = self.coordinates.draw(x.device) if self.training else None
             mask = layout.without_extra_tokens().key_padding_mask
-            tokens = places.map_coordinates(layout.hw_shape, x, mask, augment)
-            coords = places.CoreCoordinates(tokens.new_zeros(1, num_extra_tokens, 2), tokens)
-        q, k, v, _ = self.project(x, query_pos, layout)
-        parts = [layout.split_extra(self.split_heads(x), 2) for x in (q, k)]
-        q_heads, k_heads = (
-            torch.cat([places.rotate(x, at, *self.rotation) for x, at in zip(part, coords)], 2)
-            for part in parts
-        )
-        out = self.attend(q_heads, k_heads, self.split_heads(v), layout)
-        out = self.project_out(out.transpose(1, 2).flatten(2), q)
-        return apply_dropout(self.proj_drop, out)
+            at = places.map_coordinates(layout.hw_shape, x, mask, augment)
+            at = F.pad(at, (0, 0, num_extra_tokens, 0))  # the centre is not rotated
+            q, k = (places.rotate(x, at, *self.rotation) for x in (q, k))
+        else:
+            parts = [zip(layout.split_extra(x, 2), coords) for x in (q, k)]
+            q, k = (
+                torch.cat([places.rotate(x, at, *self.rotation) for x, at in part], 2)
+                for part in parts
+            )
+        out = self.attend(q, k, v, layout)
+        return apply_dropout(self.proj_drop, self.proj(out.transpose(1, 2).flatten(2)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         mask, count = layout.key_padding_mask, layout.num_extra_tokens
@@ -136,9 +136,9 @@ class CoreAttention(BaseAttention):
             return torch.cat([read, out], 2)
         cores = self.cores.expand(q.shape[0], -1, -1)
         core_q, core_k, core_v = self._core_heads(cores)
-        with_cores = None if mask is None else F.pad(mask, (cores.shape[1], 0))
+        hidden = None if mask is None else F.pad(mask, (cores.shape[1], 0))
         keys, values = torch.cat([core_k, k], 2), torch.cat([core_v, v], 2)
-        read = softmax_attention(core_q, keys, values, with_cores)
+        read = softmax_attention(core_q, keys, values, hidden)
         cores = cores + self.proj(read.transpose(1, 2).flatten(2))
         return zero_padding(softmax_attention(q, *self._core_heads(cores)[1:]), mask)
 

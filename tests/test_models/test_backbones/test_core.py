@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from mmlinattn.models.backbones import TransformerBlock, ViT
 from mmlinattn.models.layers import CoreAttention, CoreCoordinates, build_attention
 from mmlinattn.models.layers.core_coordinates import new_coordinates
+from mmlinattn.models.layers.rotary import RotaryCoordinates
 from mmlinattn.models.segmentors import EoMT
 
 NAMES = {
@@ -176,6 +177,17 @@ def test_cores_of_a_layer_read_before_they_are_read():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_coordinates_learn_in_half_precision():
+    attn, x, grads = CoreAttention(16, 2, 4).eval(), torch.randn(2, 15, 16), []
+    for half in (False, True):
+        attn.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16, enabled=half):
+            out = attn(x, (3, 5))
+        (out.float() * torch.linspace(-1, 1, 16)).sum().backward()
+        grads.append(attn.coords.grad)
+    assert (grads[1] - grads[0]).norm() < 0.1 * grads[0].norm()
+
+
 def test_images_of_different_sizes_are_those_alone():
     model = ViT(TINY, dict(type='CoreAttention', num_cores=4), img_size=32).double().eval()
     for move in model.cores.moves:
@@ -189,7 +201,7 @@ def test_training_shifts_and_scales_all_places_once_a_batch():
     model = ViT(TINY, 'CoreAttention', img_size=32)
     seen = [set(), set()]
     for _ in range(40):
-        places = model.cores.start(model.embed(torch.randn(2, 3, 24, 40))[0], (3, 5))[2][0]
+        places = model.cores.start(model.embed(torch.randn(2, 3, 24, 40))[0], (3, 5), 64)[2][0]
         expected = centres(3, 5)[0].float()
         for axis in (0, 1):
             low, high = expected[:, axis].argmin(), expected[:, axis].argmax()
@@ -201,7 +213,7 @@ def test_training_shifts_and_scales_all_places_once_a_batch():
     (widths, _), (heights, _) = (zip(*found) for found in seen)
     assert {*widths} == {*heights} and min(widths) < 0.7 < 1.5 < max(widths)  # one factor
     assert max(shift for found in seen for _, shift in found) > 0.05
-    places = model.eval().cores.start(model.embed(torch.randn(2, 3, 24, 40))[0], (3, 5))[2]
+    places = model.eval().cores.start(model.embed(torch.randn(2, 3, 24, 40))[0], (3, 5), 64)[2]
     torch.testing.assert_close(places, centres(3, 5).float())
 
 
@@ -245,14 +257,16 @@ def test_eomt_does_not_take_it():
 def test_nested_training_draws_large_budgets_more_often():
     """4 to 16 cores by weights 1 1 2 2. The first of them are a model of their own."""
     cfg = dict(type='CoreAttention', num_cores=16, nested=4)
-    model, tokens = ViT(TINY, cfg, img_size=16, num_registers=1), torch.zeros(1, 6, 16)
-    counts = [model.cores.start(tokens, (2, 2))[1].shape[1] for _ in range(300)]
+    model = ViT(TINY, cfg, img_size=16, num_registers=1)
+    counts = [model.cores.draw_count() for _ in range(300)]
     shares = [counts.count(k) / 300 for k in (4, 8, 12, 16)]
     assert shares == pytest.approx([1 / 6, 1 / 6, 1 / 3, 1 / 3], abs=0.09)
     fewer = ViT(TINY, dict(cfg, num_cores=8), img_size=16, num_registers=1)
     fewer.load_state_dict(model.state_dict())
-    model.cores.nested, fewer.cores.nested = 0, 0
-    images, model.cores.count = torch.randn(2, 3, 16, 16), 8
-    assert torch.equal(fewer.eval()(images)[0], model.eval()(images)[0])
+    images, model.cores.augmentation = torch.randn(2, 3, 16, 16), RotaryCoordinates()
+    expected = fewer.eval()(images)[0]
+    assert any(torch.equal(model(images)[0], expected) for _ in range(40))
+    model.cores.count = 8
+    assert torch.equal(model.eval()(images)[0], expected)
     with pytest.raises(ValueError, match='nested must divide num_cores=16, and needs a ViT; got 3'):
         CoreAttention(16, 2, 16, nested=3, own_cores=False)

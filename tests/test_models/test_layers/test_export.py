@@ -47,7 +47,7 @@ DYNAMIC = [name for name in ATTENTIONS if name not in FIXED and name not in ALIK
 PADDED = ['ripple-sat', 'rwgkp', 'nystrom', 'inline']
 BY_TRACING = [
     'linear', 'rala', 'rwgkp', 'longformer', 'longformer-relative', 'relative', 'ripple',
-    'ripple-sat', 'ripple-log', 'inline', 'polaformer', 'agent-grid', 'vssd',
+    'ripple-sat', 'ripple-log', 'inline', 'polaformer', 'agent-grid', 'vssd', 'core',
 ]  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_too_large_rings_raise():
 @pytest.mark.parametrize('name', BY_TRACING)
 def test_onnx_by_tracing(name, tmp_path):
     runtime = pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
-    model, (x,) = OnMap(name, torch.float32), inputs((2, 6, 11), dtype=torch.float32)
+    model, (x,) = OnMap(name, torch.float32).eval(), inputs((2, 6, 11), dtype=torch.float32)
     path, other = tmp_path / 'model.onnx', torch.randn_like(x)
     torch.onnx.export(model, (x,), path, opset_version=18, input_names=['x'], dynamo=False)
     session = runtime.InferenceSession(path, providers=['CPUExecutionProvider'])
