@@ -29,9 +29,9 @@ ITERATIONS = {DETECTOR: 400, SEGMENTOR: 400}  # of thousands in the configs
 # Name, config, MMEngine's name, unit, minimum of the shipped weights and after the short training
 # (below the usual score, because seeds differ).
 SCORES = [
-    ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, 0.70, 0.35),
-    ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.70, 0.35),
-    ('IoU of interiors', SEGMENTOR, 'class/IoU_interior', 0.01, 0.75, 0.60),
+    ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, 0.55, 0.10),
+    ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.55, 0.10),
+    ('IoU of interiors', SEGMENTOR, 'class/IoU_interior', 0.01, 0.65, 0.40),
 ]
 # Remaining time in MMEngine's training log, by iterations or epochs.
 ETA = re.compile(r'\(train\) .* eta: (\d+):(\d\d):(\d\d) ')
@@ -105,7 +105,7 @@ def scores(work_dir: Path) -> dict:
 def train(config: str, work_dir: Path) -> List[str]:
     """Return the command of a short training."""
     length = ITERATIONS[config]
-    options = ['max_iters', 'train_cfg.max_iters', 'train_cfg.val_interval']
+    options = ['train_cfg.max_iters', 'train_cfg.val_interval']
     options += ['param_scheduler.0.total_steps', 'default_hooks.checkpoint.interval']
     command = ['tools/train.py', config, '--amp', '--work-dir', str(work_dir), '--cfg-options']
     return [*command, *(f'{option}={length}' for option in options)]
