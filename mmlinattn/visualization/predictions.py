@@ -18,7 +18,6 @@ def draw_prediction(
     classes: Sequence[str],
     palette: Sequence,
     min_score: float = 0.3,
-    with_truth: bool = False,
 ) -> np.ndarray:
     """Draw a prediction over an image.
 
@@ -27,10 +26,9 @@ def draw_prediction(
         sample: prediction of MMDetection, MMSegmentation or MMPretrain, on the CPU.
         classes, palette: names and RGB triples in 0..255.
         min_score: objects with a lower score are left out.
-        with_truth: draw the ground truth of a detector or segmentor on the left of it.
 
     Returns:
-        (H, W, 3) uint8 RGB; with the ground truth (H, 2 * W, 3).
+        (H, W, 3) uint8 RGB.
     """
     visualizer: Any
     options: Dict[str, Any]
@@ -52,15 +50,10 @@ def draw_prediction(
         with rc_context({'font.sans-serif': font_families(tuple(classes))}):
             return UniversalVisualizer().visualize_cls(image, shown, classes, draw_gt=False)
     visualizer.dataset_meta = dict(classes=classes, palette=[*map(tuple, palette)])
-    drawn = []
     # They warn of boxes that touch the border.
     with rc_context({'font.sans-serif': font_families(tuple(classes))}), quiet():
-        for truth in (True, False) if with_truth else (False,):
-            visualizer.add_datasample(
-                '', image, sample, draw_gt=truth, draw_pred=not truth, **options
-            )
-            drawn.append(visualizer.get_image())
-    return np.hstack(drawn)
+        visualizer.add_datasample('', image, sample, draw_gt=False, **options)
+    return visualizer.get_image()
 
 
 @cache

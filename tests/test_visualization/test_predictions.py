@@ -1,4 +1,4 @@
-"""Pictures of predictions beside ground truth."""
+"""Pictures of predictions."""
 
 import numpy as np
 import torch
@@ -12,12 +12,11 @@ PALETTE = [(0, 0, 0), (200, 0, 0), (0, 0, 200)]
 IMAGE = np.full((20, 30, 3), 100, np.uint8)
 
 
-def test_truth_is_on_the_left():
+def test_prediction_is_drawn_and_truth_is_not():
     truth, found = torch.zeros(1, 20, 30).long(), torch.ones(1, 20, 30).long()
     sample = SegDataSample(gt_sem_seg=PixelData(data=truth), pred_sem_seg=PixelData(data=found))
-    drawn = draw_prediction(IMAGE, sample, 'xyz', PALETTE, with_truth=True)
-    assert drawn.shape == (20, 60, 3)
-    assert drawn[15, 5].tolist() == [50] * 3 and drawn[15, 35].tolist() == [150, 50, 50]
+    drawn = draw_prediction(IMAGE, sample, 'xyz', PALETTE)
+    assert drawn.shape == (20, 30, 3) and drawn[15, 5].tolist() == [150, 50, 50]
 
 
 def test_objects_that_are_unsure_are_left_out():

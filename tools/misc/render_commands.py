@@ -1,27 +1,17 @@
-#!/usr/bin/env python
-"""Write docs/reference/commands.md: every command with its options, from the parsers.
-
-``--check`` writes nothing and exits 1 if the page would change.
-"""
+"""Page of all commands with their options, from the parsers."""
 
 import argparse
 import contextlib
-import sys
-from pathlib import Path
 from typing import List
 from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from mmlinattn.cli.commands import GROUPS, Command
+from mmlinattn.utils.command_line import Parser
 
-from mmlinattn.cli.commands import GROUPS, Command  # noqa: E402
-from mmlinattn.utils.command_line import Parser  # noqa: E402
-
-PAGE = ROOT / 'docs/reference/commands.md'
 SHARED = ('-h', '--debug', '--cfg-options', '--local_rank')
 HEAD = """# Commands
 
-Written by `tools/misc/render_commands.py`; `mmlinattn COMMAND --help` prints the same. Every
+Written by `tools/misc/render_recipes.py`; `mmlinattn COMMAND --help` prints the same. Every
 command has `--help` and `--debug`, which shows the traceback of an error. Those that read a config
 have `--cfg-options a.b.c=value ...`; lists and dicts are written as in a config, in quotes:
 `"custom_hooks=[dict(type='EMAHook')]"`. `python -m mmlinattn` is the same as `mmlinattn`.
@@ -49,6 +39,7 @@ def described(parser: Parser, action: argparse.Action) -> str:
 
 
 def page() -> str:
+    """Return the text of docs/reference/commands.md."""
     lines = [HEAD]
     for title, commands in GROUPS.items():
         lines.append(f'## {title}\n')
@@ -60,20 +51,3 @@ def page() -> str:
                 lines += ['| argument | |', '| --- | --- |']
                 lines += [described(parser, action) for action in rows] + ['']
     return '\n'.join(lines).rstrip() + '\n'
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('--check', action='store_true', help='write nothing, exit 1 on a change')
-    args = parser.parse_args()
-    text = page()
-    changed = not PAGE.exists() or PAGE.read_text(encoding='utf-8') != text
-    if changed and not args.check:
-        PAGE.write_text(text, encoding='utf-8')
-    return int(args.check and changed)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

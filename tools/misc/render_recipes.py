@@ -1,7 +1,8 @@
 #!/usr/bin/env python
-"""Write published numbers into metafiles, READMEs, docs/reproduce/ and the model zoo.
+"""Write published numbers into metafiles, READMEs, docs/ and the model zoo; and the commands.
 
-The source is tests/reference: recipes.yml and a file of experiments for each folder of configs.
+The source of numbers is tests/reference: recipes.yml and a file of experiments for each folder of
+configs.
 ``--check`` writes nothing and exits 1 if a file would change.
 """
 
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
+import render_commands
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -328,6 +330,7 @@ def rendered() -> Dict[Path, str]:
         files[readme] = fill_readme(readme.read_text(encoding='utf-8'), numbers)
     head = '# Known differences\n\n[How to use them](../reproduce.md)'
     files[ROOT / 'docs/reproduce/differences.md'] = f'{head}\n\n{notes(recipes)}'
+    files[ROOT / 'docs/reference/commands.md'] = render_commands.page()
     files[ROOT / 'docs/zoo.md'] = f'{ZOO_HEAD}\n{zoo(recipes)}'
     return files
 
