@@ -15,7 +15,7 @@ ZOO_ARGS ?=
 .PHONY: help setup demo test test-long zoo models docs matrix matrix-short lint format clean
 
 help:
-	@echo "make demo    set up, train and test on the embedded data set, draw a picture"
+	@echo "make demo    set up, find nuclei with the shipped weights, fine-tune and test them"
 	@echo "make test    set up, lint, run the quick tests; TESTS=all: those marked slow too, as CI"
 	@echo "make test-long  what damages inputs at random and runs for long, at full size; then"
 	@echo "             make matrix-short"
