@@ -26,8 +26,8 @@ SEGMENTOR = 'configs/nuclei/semantic-fpn_ravlt-nano-linear_nuclei.py'
 DETECTOR = 'configs/nuclei/mask-rcnn_ravlt-nano-linear_nuclei.py'
 NAMES = {'Mask R-CNN': DETECTOR, 'Semantic FPN': SEGMENTOR}
 ITERATIONS, RATE = 120, 2e-4
-# Name, config, MMEngine's name, unit, minimum of the shipped weights and after the fine-tuning (below
-# the usual score, because machines differ).
+# Name, config, MMEngine's name, unit, minimum of the shipped weights and after the fine-tuning:
+# below the usual score, because machines differ.
 SCORES = [
     ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, 0.58, 0.60),
     ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.58, 0.60),
