@@ -1,5 +1,9 @@
 """The runner: batches that cannot be trained on or stacked, and unused parameters, in one line."""
 
+import os
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -91,3 +95,25 @@ def test_parameters_without_a_gradient_are_named(monkeypatch):
     run.model[0].bias.requires_grad = False  # not counted
     with pytest.raises(InputError, match=r'depend on 1.weight, 1.bias: .*find_unused_parameters'):
         run.train()
+
+
+@pytest.mark.parametrize('whole', [True, False])
+def test_a_cache_of_yapf_that_is_being_written(tmp_path, whole):
+    env = {**os.environ, 'XDG_CACHE_HOME': str(tmp_path)}
+    subprocess.run([sys.executable, '-c', 'import yapf.yapflib.yapf_api'], env=env, check=True)
+    (cache,) = tmp_path.rglob('PatternGrammar*')
+    content = cache.read_bytes()
+    cache.write_bytes(b'')
+    if whole:
+        start = 'from mmlinattn.engine.runner import runner; print("ready", flush=True);'
+    else:
+        start = 'from mmlinattn.engine.runner import runner; runner.time.sleep = print;'
+    command = [sys.executable, '-c', f'{start} runner._import_formatter()']
+    with subprocess.Popen(command, env=env, text=True, stdout=-1, stderr=-1) as process:
+        if whole:
+            process.stdout.readline()
+            time.sleep(0.3)
+            cache.write_bytes(content)
+        _, errors = process.communicate()
+    assert (process.returncode == 0) is whole, errors
+    assert whole or f"InputError: yapf's cache is damaged: remove the folder {tmp_path}" in errors

@@ -155,7 +155,7 @@ fi
 stage 'check' env -u PYTHONDONTWRITEBYTECODE "$python" -c 'import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)' torchvision mmlinattn mmdet.apis mmseg.apis mmpretrain.apis \
-  torch._dynamo torch._inductor.compile_fx torch.onnx onnx pytest hypothesis
+  torch._dynamo torch._inductor.compile_fx torch.onnx onnx pytest hypothesis yapf.yapflib.yapf_api
 flavour=compiled
 [ "$package" = mmcv-lite ] && flavour=lite
 printf '%s\n' "$wanted" $flavour >"$stamp"

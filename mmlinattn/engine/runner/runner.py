@@ -1,8 +1,11 @@
 """MMEngine's runner with safe checkpoints and clear errors about data."""
 
+import importlib
 import logging
 import re
+import time
 from contextlib import contextmanager
+from pickle import UnpicklingError
 from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 
 from mmengine.dataset import InfiniteSampler
@@ -54,6 +57,7 @@ class PluginRunner(Runner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A command may have added an address since the file was read.
         check_no_passwords(kwargs.get('cfg') or {})
+        _import_formatter()
         super().__init__(*args, **kwargs)
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
@@ -203,6 +207,26 @@ class PluginRunner(Runner):
                 find_unused_parameters=self.cfg.get('find_unused_parameters', False),
             )
         return super().wrap_model(model_wrapper_cfg, model)
+
+
+def _import_formatter() -> None:
+    """Import yapf, with which MMEngine writes a config.
+
+    yapf gives its cache of grammars the final name before the content is on disk, so processes
+    that start together for the first time may read an empty file.
+
+    Raises:
+        InputError: the file stays incomplete: its writer was killed.
+    """
+    for _ in range(20):
+        try:
+            importlib.import_module('yapf.yapflib.yapf_api')
+            return
+        except (EOFError, UnpicklingError):
+            time.sleep(0.1)
+    from platformdirs import user_cache_dir
+
+    raise InputError(f"yapf's cache is damaged: remove the folder {user_cache_dir('YAPF')}")
 
 
 def _by_size(step: Callable) -> Callable:
