@@ -26,6 +26,7 @@ from pycocotools.coco import COCO
 from torch import nn
 
 from mmlinattn.checkpoints.compare import HEADS
+from mmlinattn.checkpoints.converters import convert
 from mmlinattn.cli.commands import COMMANDS, find_command
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
@@ -246,6 +247,34 @@ def test_the_config_of_the_page_of_fine_tuning(root, tmp_path):
     assert len(other) == 6 and all(name.startswith(HEADS) for name in other)
 
 
+def test_a_swin_of_mmdetection_on_the_page_of_fine_tuning(root, tmp_path):
+    pytest.importorskip('mmdet', reason='the config is one of MMDetection')
+    page = (root / 'docs/fine_tune.md').read_text()
+    kept, ours = re.findall(r'```python\n(.*?)```', page, re.S)[1:3]
+    base = re.search("'(mmdet::.*?)'", kept)[1]
+    (tmp_path / 'kept.py').write_text(kept)
+    (tmp_path / 'my_swin.py').write_text(ours)
+    (tmp_path / 'zoo.py').write_text(
+        f"_base_ = '{base}'\nmodel = dict(backbone=dict(init_cfg=None))"
+    )
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        zoo, model = (
+            MODELS.build(load_config(str(tmp_path / name)).model).eval()
+            for name in ('zoo.py', 'my_swin.py')
+        )
+    new = build_model(load_config(str(tmp_path / 'kept.py'))).state_dict()
+    other = [name for name, x in zoo.state_dict().items() if new[name].shape != x.shape]
+    assert len(other) == 6 and all(name.startswith(HEADS) for name in other)
+    found = convert(zoo.state_dict(), 'swin')
+    model.load_state_dict(found)
+    (count,) = re.findall(r'`(\d+) keys match`', page)
+    assert len(found) == int(count)
+    image = torch.randn(1, 3, 256, 288, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for a, b in zip(model.extract_feat(image), zoo.extract_feat(image)):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
 def test_the_scripts_from_voc_and_yolo(root, tmp_path, monkeypatch):
     """Both formats of one box give the same COCO file."""
     page = (root / 'docs' / 'voc_yolo.md').read_text()
@@ -323,7 +352,7 @@ def test_links_between_pages_reach_a_file_and_a_heading(root):
 # What measures nothing: versions, minutes, counts, and the rule of differences.
 OTHER_NUMBERS = {
     'README.md': '0.2.0 3.10 3.13 2.4 5 7 28 30',
-    'docs/choose.md': '205 233 367 1.3 1.46 2.27',
+    'docs/choose.md': '205 233 367 1.3 1.46 2.27 4,000 6,000 18,000',
 }
 
 

@@ -74,8 +74,8 @@ ZOO = {
 }
 ZOO_HEAD = """# Model zoo
 
-Models with a score and with weights, by `tools/misc/render_recipes.py`. All configs lie in
-`configs/`.
+Models with a score, and the weights that they start from, by `tools/misc/render_recipes.py`.
+All configs lie in `configs/`.
 
 - Scores are those of the paper or the release, for the model that the config describes. Only those
   marked "here" were trained and scored here.

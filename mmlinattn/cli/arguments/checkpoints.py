@@ -21,8 +21,8 @@ def convert(argv: Optional[List[str]] = None) -> Namespace:
     add('--source', choices=SOURCES,
         help='the release; without it rala or mala, by the classifier in SRC')  # fmt: skip
     add('--prefix', metavar='P',
-        help="rename nothing; keep the weights whose names begin with P, without P and "
-        "torch.compile's _orig_mod.")  # fmt: skip
+        help="keep the weights whose names begin with P and cut P and torch.compile's _orig_mod. "
+        "off; other names stay")  # fmt: skip
     add('--any-attention', action='store_true',
         help='let RAVLT, MAViT, MLLA or HViTTT with another attention begin with them')  # fmt: skip
     add('--config', help='config of the model that the weights are for')
