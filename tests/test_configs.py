@@ -312,7 +312,7 @@ def check_readme(name: str, shape: Tuple[int, int], cost: Complexity) -> None:
     rows = readme('ravlt', 'convolution + linear')
     assert len(rows) == 20
     row = rows[f'{MODELS_OF_README[model or "ravlt"]} RAVLT-{variant.upper()}']
-    assert row['image'] == f'{shape[0]} x {shape[1]}'
+    assert row['image'] == f'{shape[1]}x{shape[0]}'
     printed(row['parameters (M)'], cost.params / 1e6)
     printed(row['convolution + linear'], cost.conv_linear / 1e9)
     printed(row['all products, released layout'], cost.total / 1e9)
@@ -378,7 +378,7 @@ def test_cost_of_random_walks(size, shape, plain, params, total, at_most):
         assert not cost.uncounted
         if attn != '-rwgkp':
             row = readme('rwgka', 'encoder M, here')[f'segformer_mit-{size}{attn}{suffix}']
-            assert row['image'] == f'{shape[0]}x{shape[1]}'
+            assert row['image'] == f'{shape[1]}x{shape[0]}'
             printed(row['encoder M, here'], cost.by_module['backbone'].params / 1e6)
             printed(row['G, here'], cost.extended / 1e9)
     encoders = {attn: cost.by_module['backbone'].params / 1e6 for attn, cost in costs.items()}
@@ -461,7 +461,7 @@ def test_costs_of_hosts_of_other_papers(method):
             rows[re.search(r'\((\S+)\.py\)', line)[1]] = dict(zip(header, cells))
     assert {path.stem for path in (FOLDER / method).glob('*.py')} == set(rows)
     for name, row in some(rows.items(), every=8):
-        shape = tuple(map(int, row['image'].split('x'))) if 'image' in row else CLS
+        shape = tuple(map(int, row['image'].split('x')[::-1])) if 'image' in row else CLS
         cost = cost_of(name, shape)
         assert not cost.uncounted
         shown = counted if method in ('cvt', 'fvit') else 'total'
