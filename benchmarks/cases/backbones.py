@@ -36,7 +36,7 @@ MIT_ATTENTIONS = {
     'RWGKP': dict(type='RWGKP', num_anchors=NUM_ANCHORS, decay=DECAY),
     'one step': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY, steps=1),
     'two steps': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY, steps=2),
-    'RALA': dict(type='RALA', rotary=False, lepe=0),
+    'RALA': dict(type='RALA', gate=None, lepe=0),  # that SegFormer's weights load into
     'spatial reduction': dict(type='SpatialReductionAttention'),
 }
 
@@ -149,20 +149,21 @@ class _Detector(nn.Module):
 @case(
     'retinanet',
     'backbone',
-    "RetinaNet with RAVLT-T as released, against RALA in all stages, MLLA-T, and MMDetection's "
-    'Swin-T and ResNet-50.',
+    'RetinaNet with RAVLT-T as released, against RALA in all stages, MLLA-T, H-ViT³-T, and '
+    "MMDetection's Swin-T and ResNet-50.",
     chosen=True,
 )
 def _retinanet(setup: Setup) -> Baselines:
     from mmdet.models.backbones import ResNet, SwinTransformer
 
-    from mmlinattn.models.backbones import MLLA, RAVLT
+    from mmlinattn.models.backbones import MLLA, RAVLT, HViTTT
 
     image, ravlt, swin = setup.image(), [64, 128, 256, 512], [96, 192, 384, 768]
     models = {
         OURS: _Detector(RAVLT('tiny', norm_cfg=dict(type='BN')), ravlt),
         'RALA': _Detector(RAVLT('tiny', 'RALA', norm_cfg=dict(type='BN')), ravlt),
         'MLLA-T': _Detector(MLLA('tiny'), ravlt),
+        'H-ViT³-T': _Detector(HViTTT('tiny'), [64, 128, 320, 512]),
         'Swin-T': _Detector(SwinTransformer(), swin),
         'ResNet-50': _Detector(ResNet(50, norm_eval=False), [256, 512, 1024, 2048]),
     }
