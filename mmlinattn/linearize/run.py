@@ -29,6 +29,7 @@ from ..engine.hooks.exact_resume_hook import seed_everything
 from ..engine.model import build_model, quiet
 from ..engine.preflight.run import check_run
 from ..utils import check_writable, write_json
+from ..utils.errors import InputError
 from ..utils.pretrained import initial_weights_read_safely
 from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
@@ -57,6 +58,7 @@ class Linearizer:
         ValueError, KeyError, TypeError: see :func:`.student.plan_student`.
         FileNotFoundError, DataError: images or validation data are missing or unreadable.
         CheckpointError: the checkpoint does not fit the config, or lacks weights.
+        InputError: no phase would train the cores of the attention.
         FileExistsError: the folder is not empty, or belongs to a run with other options.
 
     Example:
@@ -72,6 +74,11 @@ class Linearizer:
         self.out = Path(options.out)
         self.plan: StudentPlan = plan_student(cfg, options.attn, options.keep_softmax)
         if self.plan.carries_cores and options.iters_a:
+            if not options.iters_b:
+                raise InputError(
+                    'iters_b=0 trains no cores, which phase A leaves out: set --iters-b, or '
+                    '--iters-a 0 for the untrained model'
+                )
             print_log('Phase A is left out: layers that share cores do not learn alone', 'current')
             options = self.options = replace(options, iters_a=0)
         self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]

@@ -19,6 +19,7 @@ from mmlinattn.linearize import Options
 from mmlinattn.linearize.images import (
     training_images,
 )
+from mmlinattn.utils.errors import InputError
 
 from ..programs import Program
 from ..sizes import LONG
@@ -243,6 +244,9 @@ def test_encoder_of_smca(smca, run, tmp_path):
 def test_core_attention(teacher, run, tmp_path, capsys):
     """Phase A is left out, and the result runs with fewer cores than it was trained with."""
     out, more = tmp_path / 'out', ['--attn', 'CoreAttention', '--attn-options', 'num_cores=16']
+    with pytest.raises(InputError, match='iters_b=0 trains no cores'):
+        run('linearize', *options(teacher, out, 2, 0, *more, '--no-score'))
+    assert not out.exists()
     run('linearize', *options(teacher, out, 2, 2, *more, '--no-score'))
     assert 'Phase A is left out' in capsys.readouterr().out
     assert not (out / 'a.pth').exists() and json.loads((out / 'report.json').read_text())

@@ -76,7 +76,7 @@ def convert_vittt(state_dict: Mapping[str, Tensor]) -> Converted:
             if not 0 < 3 * dim < len(weight) or len(weight) % 3:
                 raise CheckpointError(
                     f'{name} of {len(weight)} rows does not fit the w3 of its layer, of {dim}: the '
-                    'file is not whole'
+                    'file is truncated or damaged: download it again'
                 )
             tensors[name] = _heads_together(weight, dim)
     if any(name.startswith('backbone.layers.') for name in tensors):  # ViT³ has no batch norm

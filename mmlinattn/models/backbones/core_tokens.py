@@ -25,7 +25,7 @@ class CoreMove(nn.Linear):
         self.alpha = nn.Parameter(torch.tensor(0.01))
 
     def forward(self, cores: Tensor) -> Tensor:
-        """Return the step (B, K, 2) of cores (B, K, C)."""
+        """Return the step (B, M, 2) of cores (B, M, C)."""
         return self.alpha * super().forward(cores)
 
 
@@ -65,11 +65,11 @@ class CoreTokens(BaseModule):
         load_first_cores(self, 'tokens', 'coords')
 
     def start(self, x: Tensor, hw_shape: HwShape, count: int) -> Tuple[Tensor, Tensor, Tensor]:
-        """Add the first ``count`` = K cores to tokens (B, E + N, C) of images, or to packed ones.
+        """Add the first ``count`` = M cores to tokens (B, E + N, C) of images, or to packed ones.
 
         Returns:
-            tokens (B, K + N, C); coordinates of cores (B, K, 2) before their tanh; and coordinates
-            of map tokens (1, N, 2). Of packed images (1, T, C), (images, K, 2), (1, T - K, 2).
+            tokens (B, M + N, C); coordinates of cores (B, M, 2) before their tanh; and coordinates
+            of map tokens (1, N, 2). Of packed images (1, T, C), (images, M, 2), (1, T - M, 2).
         """
         first, batch = self.num_first, x.shape[0]
         new = self.tokens[:, : count - first].expand(batch, -1, -1).to(x.dtype)
@@ -84,6 +84,10 @@ class CoreTokens(BaseModule):
         raw = self.coords[:, :count].expand(batch, -1, -1)
         return torch.cat(tokens, 1), raw, torch.cat(maps, 1)
 
+    def layer_parts(self, layer: int) -> List[Any]:
+        """Return what layer ``layer`` needs: new cores and coordinates, or their step."""
+        return [self.moves[layer - 1]] if layer else [self.tokens, self.coords]
+
     def draw_count(self) -> int:
         """Return the number of cores to use: random in nested training, more often large."""
         if not (self.training and self.nested):
@@ -93,7 +97,7 @@ class CoreTokens(BaseModule):
         return counts[int(torch.multinomial(weights, 1))]
 
     def move(self, layer: int, raw: Tensor, x: Tensor, hw_shape: HwShape, count: int) -> Tensor:
-        """Return the coordinates (B, K, 2) before their tanh for a layer, from its input x."""
+        """Return the coordinates (B, M, 2) before their tanh for a layer, from its input x."""
         if not layer:
             return raw
         parts = [x]

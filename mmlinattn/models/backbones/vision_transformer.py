@@ -205,13 +205,20 @@ class ViT(Backbone):
         attns = [layer.attn for layer in self.layers if layer.attn.num_carried_cores]
         if not attns:
             return None
-        counts = sorted({attn.num_carried_cores for attn in attns})
-        if len(counts) > 1 or self.cls_token_from:
+        first = attns[0]
+        for name in ('num_carried_cores', 'nested', 'coordinates'):
+            values = [getattr(attn, name) for attn in attns]
+            if any(value != values[0] for value in values):
+                raise ValueError(
+                    'all layers share the same cores: set one num_cores, nested and rotary in '
+                    f'attn_cfg, got {name.replace("carried_", "")}={values}'
+                )
+        if self.cls_token_from:
             raise ValueError(
-                'all layers share the same cores from the first layer on: set one num_cores in '
-                f'attn_cfg, got {counts}, and cls_token_from=0, got {self.cls_token_from}'
+                'the class token is one of the cores, which begin before the first layer: set '
+                f'cls_token_from=0, got {self.cls_token_from}'
             )
-        return CoreTokens(attns[0], self.embed.num_extra_tokens, self.num_built)
+        return CoreTokens(first, self.embed.num_extra_tokens, self.num_built)
 
     def _architecture(self, arch: Union[str, dict]) -> dict:
         arch = super()._architecture(arch)
@@ -235,7 +242,7 @@ class ViT(Backbone):
     def stage_parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
         token = [self.cls_token] if self.inserts_cls_token(i) else []
-        cores = [self.cores] if self.cores is not None and not i else []
+        cores = self.cores.layer_parts(i) if self.cores is not None else []
         return [*token, *cores, self.layers[i], *([self.norm] if last else [])]
 
     def inserts_cls_token(self, i: int) -> bool:
@@ -257,14 +264,14 @@ class ViT(Backbone):
         outs, num_extra, coords = [], self.embed.num_extra_tokens, ()
         if self.cores is not None:
             num_extra = self.cores.draw_count()
-            tokens, raw, places = self.cores.start(tokens, hw_shape, num_extra)
+            tokens, raw, of_map = self.cores.start(tokens, hw_shape, num_extra)
         for i, layer in enumerate(self.layers):
             if self.inserts_cls_token(i):
                 tokens = self._insert_cls_token(tokens, hw_shape)
                 num_extra += 1
             if self.cores is not None:
                 raw = self.cores.move(i, raw, tokens, hw_shape, num_extra)
-                coords = (CoreCoordinates(raw.tanh(), places),)
+                coords = (CoreCoordinates(raw.tanh(), of_map),)
             tokens = self.run_block(layer, tokens, hw_shape, num_extra, *coords)
             if i in self.out_indices:
                 norm = self.norm if i == self.num_built - 1 else None

@@ -10,9 +10,17 @@ from torch import Tensor
 from ...ops.common.checks import check_rate
 from ...ops.common.numerics import zero_padding
 from ...utils import check_integer
-from . import core_coordinates as places
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
+from .core_coordinates import (
+    CoreCoordinates,
+    load_first_cores,
+    map_coordinates,
+    new_coordinates,
+    new_cores,
+    rotate,
+    rotation_angles,
+)
 from .linear_projection import apply_dropout
 from .packed_images import forward_by_image
 from .rotary import RotaryCoordinates
@@ -24,13 +32,14 @@ from .token_layout import HwShape
 class CoreAttention(BaseAttention):
     """Core attention, "VECA" (Song et al., arXiv 2605.12491, 2026): linear in the number of tokens.
 
-    K cores read all tokens and each other; tokens read the K cores only::
+    M cores read all tokens and each other; tokens read the M cores only::
 
         core_i = sum_j softmax_j(q_i . k_j / sqrt d) v_j      j: cores and tokens
         token_i = sum_j softmax_j(q_i . k_j / sqrt d) v_j     j: cores
 
-    Queries and keys are rotated by coordinates from -1 to 1, see :func:`.core_coordinates.rotate`:
-    tokens by their place in the image, without its padding, and cores by learnt ones.
+    Queries and keys are rotated by coordinates from -1 to 1, see
+    :func:`.core_coordinates.rotation_angles`: tokens by those of their cell, and cores by learnt
+    ones. With a ``key_padding_mask`` the image without its padding spans -1 to 1.
 
     ``ViT`` carries the cores from layer to layer and moves them, as VECA does, see
     :class:`mmlinattn.models.backbones.CoreTokens`. In other backbones each layer has cores of its
@@ -38,11 +47,11 @@ class CoreAttention(BaseAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        num_cores: K. A checkpoint with more cores loads its first K.
-        nested: train ``ViT`` with a random number of cores, a multiple of this divisor of K, so
+        num_cores: M. A checkpoint with more cores loads its first M.
+        nested: train ``ViT`` with a random number of cores, a multiple of this divisor of M, so
             that the first cores also work alone; 0 for all cores.
         rotary: options of :class:`.RotaryCoordinates` other than ``base=100``, ``rescale=2`` and
-            ``shift=0.08``; the last two change the places of the tokens in training.
+            ``shift=0.08``; the last two change the coordinates of the tokens in training.
         zero_frequencies: share of the angles, of the slowest, that are 0.
         own_cores: False if the backbone carries the cores; ``ViT`` sets it.
         kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
@@ -82,20 +91,27 @@ class CoreAttention(BaseAttention):
         **kwargs,
     ) -> None:
         if not isinstance(rotary, (dict, type(None))):
-            raise ValueError(f'rotary of CoreAttention must be a dict or None, got {rotary!r}')
+            raise ValueError(
+                f'rotary of CoreAttention must be a dict of options or None, got {rotary!r}: set '
+                'rotary=dict() in attn_cfg'
+            )
         rotary = dict(dict(base=100.0, rescale=2.0, shift=0.08), **(rotary or {}))
         super().__init__(embed_dims, num_heads, rotary=rotary, **kwargs)
         count = check_integer('num_cores', num_cores)
         self.nested = check_integer('nested', nested, least=0)
-        if nested and (own_cores or count % nested):
-            raise ValueError(f'nested must divide num_cores={count}, and needs a ViT; got {nested}')
+        if nested and own_cores:
+            raise ValueError(
+                f'nested={nested} needs a backbone that carries the cores: take ViT, or nested=0'
+            )
+        if nested and count % nested:
+            raise ValueError(f'nested must divide num_cores={count}, got {nested}')
         zeros = round(check_rate('zero_frequencies', zero_frequencies) * (self.head_dim // 4))
         self.rotation = (self.coordinates.base, zeros)
         self.num_carried_cores, self.cores = 0 if own_cores else count, None
         if own_cores:
-            self.cores = places.new_cores(count, embed_dims)
-            self.coords = places.new_coordinates(count)  # before their tanh
-            places.load_first_cores(self, 'cores', 'coords')
+            self.cores = new_cores(count, embed_dims)
+            self.coords = new_coordinates(count)  # before their tanh
+            load_first_cores(self, 'cores', 'coords')
 
     def forward(
         self,
@@ -104,26 +120,31 @@ class CoreAttention(BaseAttention):
         query_pos: Optional[Tensor] = None,
         key_padding_mask: Optional[Tensor] = None,
         num_extra_tokens: int = 0,
-        coords: Optional[places.CoreCoordinates] = None,
+        coords: Optional[CoreCoordinates] = None,
     ) -> Tensor:
         """Apply the attention; with ``own_cores=False`` extra tokens are cores at ``coords``."""
         layout = self.token_layout(x, hw_shape, query_pos, key_padding_mask, num_extra_tokens)
         if (coords is None) != (self.cores is not None):
-            raise ValueError('CoreAttention needs coords with own_cores=False, and only then')
+            raise ValueError(
+                'coords must be given, by the backbone: ViT does; in others leave own_cores out'
+                if coords is None
+                else 'coords must be None for a layer with cores of its own (own_cores=True)'
+            )
         if layout.packed is not None:
             return forward_by_image(self, x, query_pos, layout, coords)
         q, k, v = (self.split_heads(part) for part in self.project(x, query_pos, layout)[:3])
         if coords is None:
             augment = self.coordinates.draw(x.device) if self.training else None
             mask = layout.without_extra_tokens().key_padding_mask
-            at = places.map_coordinates(layout.hw_shape, x, mask, augment)
-            at = F.pad(at, (0, 0, num_extra_tokens, 0))  # the centre is not rotated
-            q, k = (places.rotate(x, at, *self.rotation) for x in (q, k))
+            tokens = map_coordinates(layout.hw_shape, x, mask, augment)
+            tokens = F.pad(tokens, (0, 0, num_extra_tokens, 0))  # the centre is not rotated
+            angles = rotation_angles(tokens, q, *self.rotation)
+            q, k = rotate(q, angles), rotate(k, angles)
         else:
-            parts = [zip(layout.split_extra(x, 2), coords) for x in (q, k)]
+            angles = [rotation_angles(part, q, *self.rotation) for part in coords]
             q, k = (
-                torch.cat([places.rotate(x, at, *self.rotation) for x, at in part], 2)
-                for part in parts
+                torch.cat([rotate(*pair) for pair in zip(layout.split_extra(x, 2), angles)], 2)
+                for x in (q, k)
             )
         out = self.attend(q, k, v, layout)
         return apply_dropout(self.proj_drop, self.proj(out.transpose(1, 2).flatten(2)))
@@ -143,7 +164,7 @@ class CoreAttention(BaseAttention):
         return zero_padding(softmax_attention(q, *self._core_heads(cores)[1:]), mask)
 
     def _core_heads(self, cores: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (B, heads, K, d) of the layer's own cores."""
+        """Return queries, keys and values (B, heads, M, d) of the layer's own cores."""
         q, k, v = (self.split_heads(part) for part in self.in_proj(cores).chunk(3, -1))
-        q, k = (places.rotate(x, self.coords.tanh(), *self.rotation) for x in (q, k))
-        return q, k, v
+        angles = rotation_angles(self.coords.tanh(), q, *self.rotation)
+        return rotate(q, angles), rotate(k, angles), v

@@ -23,7 +23,7 @@ GRID = 64  # side of the grid of points that cores can start at
 class CoreCoordinates(NamedTuple):
     """Coordinates (x, y) of cores and map tokens; a map spans -1 to 1 in both."""
 
-    cores: Tensor  # [B, K, 2]
+    cores: Tensor  # [B, M, 2]
     tokens: Tensor  # [B or 1, N, 2]
 
     def images(self, packed: PackedShapes) -> 'List[CoreCoordinates]':
@@ -51,23 +51,28 @@ def map_coordinates(
     if mask is not None:
         real = ~mask.unflatten(1, (height, width))  # [B, H, W]
         sizes = [real.any(dim).sum(1, keepdim=True).clamp(min=1) for dim in (2, 1)]
-    y, x = (2 * (place + 0.5) / size - 1 for place, size in zip((rows, columns), sizes))
+    y, x = (2 * (cell + 0.5) / size - 1 for cell, size in zip((rows, columns), sizes))
     if augment is not None:
-        y, x = ((place + shift) * factor for place, shift, factor in zip((y, x), *augment))
+        y, x = ((cell + shift) * factor for cell, shift, factor in zip((y, x), *augment))
     y, x = y.view(-1, height, 1), x.view(-1, 1, width)
     return torch.stack(torch.broadcast_tensors(x, y), -1).flatten(1, 2)
 
 
-def rotate(x: Tensor, coords: Tensor, base: float, zeros: int) -> Tensor:
-    """Rotate queries or keys (B, heads, N, d) by coordinates (B or 1, N, 2).
+def rotation_angles(coords: Tensor, like: Tensor, base: float, zeros: int) -> Tensor:
+    """Return cosines and sines (B or 1, 1, N, d / 2, 2) for coordinates (B or 1, N, 2).
 
-    x turns the first half of the channels and y the second, in neighbouring pairs, by the angles
+    x turns the first half of the d channels of ``like`` and y the second, in neighbouring pairs, by
     ``2 pi coordinate / base^(t / (d / 4))``; the last ``zeros`` of them are 0.
     """
     coords = coords.to(accumulation_dtype(coords.dtype))
-    frequencies = constant(_frequencies, coords.device, x.shape[-1] // 4, base, zeros, coords.dtype)
+    count = like.shape[-1] // 4
+    frequencies = constant(_frequencies, coords.device, count, base, zeros, coords.dtype)
     angles = (coords[:, None, :, :, None] * frequencies).flatten(-2)  # [B, 1, N, d / 2]
-    angles = torch.stack([angles.cos(), angles.sin()], -1).to(x.dtype)
+    return torch.stack([angles.cos(), angles.sin()], -1).to(like.dtype)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate queries or keys (B, heads, N, d) by the result of :func:`rotation_angles`."""
     # The fast rotation has no gradient of the angles.
     return turn(x, angles, False, is_tracing() or needs_gradient(angles))
 
@@ -80,7 +85,7 @@ def _frequencies(
 
 
 def new_coordinates(count: int) -> nn.Parameter:
-    """Return coordinates (1, K, 2) before their tanh, which start as farthest points of the square.
+    """Return coordinates (1, M, 2) before their tanh, which start as farthest points of the square.
 
     The first is near the centre; each other one is the farthest from those before.
     """
@@ -95,12 +100,12 @@ def new_coordinates(count: int) -> nn.Parameter:
 
 
 def new_cores(count: int, embed_dims: int) -> nn.Parameter:
-    """Return learnt cores (1, K, C), normal with std ``C^-1/2`` at first."""
+    """Return learnt cores (1, M, C), normal with std ``C^-1/2`` at first."""
     return nn.Parameter(torch.randn(1, count, embed_dims) / embed_dims**0.5)
 
 
 def load_first_cores(module: nn.Module, *names: str) -> None:
-    """Let parameters (1, K, ...) of a module load the first K of a checkpoint that has more."""
+    """Let parameters (1, M, ...) of a module load the first M of a checkpoint that has more."""
 
     def shorten(state_dict: dict, prefix: str, *_: Any) -> None:
         for name in names:

@@ -31,7 +31,7 @@ class TTTAttention(BaseAttention):
         W = W + G / (1 + |G|)               G = -d loss / d W, |G| the norm of each column
         out = proj([F(q), conv3x3(q')])
 
-    The learnt W are where each image starts. The step is summed in float32, and training
+    The learnt W are the initial weights for each image. The step is summed in float32, and training
     differentiates through it. Extra tokens have no place in the convolution, whose outputs there
     are 0.
 
@@ -103,7 +103,8 @@ class TTTAttention(BaseAttention):
 
     def _gated(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Return F(q) after a step on the keys and values, all (B, heads, N, d)."""
-        value, gate = k @ self.linear1.to(k.dtype), k @ self.linear2.to(k.dtype)
+        linear = torch.cat([self.linear1, self.linear2], -1)
+        value, gate = (k @ linear.to(k.dtype)).chunk(2, -1)
         sigmoid = gate.sigmoid()
         silu = gate * sigmoid
         slope = sigmoid + silu * (1 - sigmoid)  # of silu
@@ -112,7 +113,6 @@ class TTTAttention(BaseAttention):
             v = v.to(dtype)  # three factors exceed float16
             products = torch.cat([v * silu, v * value * slope], -1)  # [B, heads, N, 2 d]
             sums = k.to(dtype).transpose(-2, -1) @ products  # [B, heads, d, 2 d]
-            linear = torch.cat([self.linear1, self.linear2], -1)
             linear = linear + _step(sums, mask, k.shape[-2], -2)
         value, gate = (q @ linear.to(q.dtype)).chunk(2, -1)
         return value * F.silu(gate)
@@ -126,9 +126,10 @@ class TTTAttention(BaseAttention):
             k, v = k.to(dtype), v.to(dtype)
             sums = torch.stack([(v * x).sum((2, 3)) for x in _neighbours(k)], -1)  # [B, d, 9]
             conv = self.conv + _step(sums, mask, k.shape[2] * k.shape[3], -1)
-        out = torch.zeros_like(q)
-        for weight, x in zip(conv.to(q.dtype).unbind(-1), _neighbours(q)):
-            out = torch.addcmul(out, weight[..., None, None], x)
+            q = q.to(dtype)
+            out = torch.zeros_like(q)
+            for weight, x in zip(conv.unbind(-1), _neighbours(q)):
+                out = torch.addcmul(out, weight[..., None, None], x)
         return F.pad(map_to_tokens(out), (0, 0, layout.num_extra_tokens, 0))[:, None]
 
 

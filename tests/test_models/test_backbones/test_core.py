@@ -226,9 +226,9 @@ def test_cores_start_as_farthest_points():
 
 @pytest.mark.parametrize('cfg, options, message', [
     (dict(num_cores=2), dict(num_registers=1), 'num_cores must be above 2, .* got 2'),
-    (dict(rotary=True), {}, 'rotary of CoreAttention must be a dict or None, got True'),
+    (dict(rotary=True), {}, r'must be a dict .* got True: set rotary=dict\(\)'),
     (dict(zero_frequencies=1.5), {}, 'zero_frequencies must be a number from 0 to 1, got 1.5'),
-    ({}, dict(cls_token_from=1), r'one num_cores in attn_cfg, got \[64\], and .* got 1'),
+    ({}, dict(cls_token_from=1), 'set cls_token_from=0, got 1'),
 ])  # fmt: skip
 def test_bad_options(cfg, options, message):
     with pytest.raises(ValueError, match=message):
@@ -237,11 +237,35 @@ def test_bad_options(cfg, options, message):
 
 def test_other_calls_that_raise():
     cfgs = [dict(type='CoreAttention', num_cores=count) for count in (8, 8, 16)]
-    with pytest.raises(ValueError, match=r'one num_cores in attn_cfg, got \[8, 16\]'):
+    with pytest.raises(ValueError, match=r'set one num_cores.*got num_cores=\[8, 8, 16\]'):
         ViT(TINY, cfgs, img_size=32)
+    with pytest.raises(ValueError, match=r'got nested=\[0, 0, 4\]'):
+        ViT(TINY, [*cfgs[:2], dict(cfgs[0], nested=4)], img_size=32)
+    with pytest.raises(ValueError, match='nested=4 needs a backbone that carries the cores'):
+        CoreAttention(16, 2, 8, nested=4)
     attn = build_attention(cfgs[0], 16, 2, own_cores=False)
-    with pytest.raises(ValueError, match='needs coords with own_cores=False'):
+    with pytest.raises(ValueError, match='coords must be given, by the backbone'):
         attn(torch.randn(1, 8 + 6, 16), (2, 3), num_extra_tokens=8)
+
+
+def test_frozen_layers_and_activation_checkpoints():
+    """A step of the coordinates is frozen with the layer that follows it."""
+    cfg = dict(type='CoreAttention', num_cores=4)
+    model = ViT(TINY, cfg, img_size=32, frozen_stages=2).train()
+    trained = {name for name, x in model.named_parameters() if x.requires_grad}
+    assert {name for name in trained if name.startswith('cores')} == {
+        f'cores.moves.1.{name}' for name in ('weight', 'bias', 'alpha')
+    }
+    assert all(name.startswith(('cores.moves.1.', 'layers.2.', 'norm.')) for name in trained)
+    image, grads = torch.randn(2, 3, 24, 40), []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        model = ViT(TINY, cfg, img_size=32, with_cp=with_cp)
+        model(image)[0].square().sum().backward()
+        grads.append({name: x.grad for name, x in model.named_parameters()})
+    assert grads[0]['cores.coords'].norm() > 0
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, msg=name)
 
 
 def test_eomt_does_not_take_it():
@@ -268,5 +292,5 @@ def test_nested_training_draws_large_budgets_more_often():
     assert any(torch.equal(model(images)[0], expected) for _ in range(40))
     model.cores.count = 8
     assert torch.equal(model.eval()(images)[0], expected)
-    with pytest.raises(ValueError, match='nested must divide num_cores=16, and needs a ViT; got 3'):
+    with pytest.raises(ValueError, match='nested must divide num_cores=16, got 3'):
         CoreAttention(16, 2, 16, nested=3, own_cores=False)
