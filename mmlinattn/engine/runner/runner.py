@@ -212,8 +212,8 @@ class PluginRunner(Runner):
 def _import_formatter() -> None:
     """Import yapf, with which MMEngine writes a config.
 
-    yapf gives its cache of grammars the final name before the content is on disk, so processes
-    that start together for the first time may read an empty file.
+    yapf gives its cache of grammars the final name before the content is on disk. Of processes
+    that start together for the first time, one may read an empty file.
 
     Raises:
         InputError: the file stays incomplete: its writer was killed.
