@@ -70,7 +70,7 @@ def main() -> None:
         image = image[middle]
         height = WIDTH * image.shape[0] // image.shape[1]
         image = cv2.resize(image, (WIDTH, height), interpolation=cv2.INTER_AREA)
-        found = ins.pred_instances[ins.pred_instances.scores >= 0.5]
+        found = ins.pred_instances[ins.pred_instances.scores >= 0.3]  # as mmlinattn predict
         panels = [
             image,
             outlined(image, ins.gt_instances.masks.masks[(slice(None), *middle)]),
