@@ -70,7 +70,8 @@ def main(argv: List[str]) -> int:
     select(content, {axis: names.split(',') for axis, _, names in pairs})
     if args.seeds:
         content.update(seeds=args.seeds, more_seeds={})
-    words = [word for word in argv if word not in ('--docs', '--costs')]
+    # Pages of docs/ name no folder of the machine.
+    words = [args.grid] if args.docs else [word for word in argv if word != '--costs']
     grid = build(dict(content, command=shlex.join(['python', '-m', 'benchmarks.study', *words])))
     if args.redraw:
         publish(committed(grid, DOCS / 'studies' / f'{grid.name}.json'))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_cache_of_yapf_that_is_being_written(tmp_path, whole):
     else:
         start = 'from mmlinattn.engine.runner import runner; runner.time.sleep = print;'
     command = [sys.executable, '-c', f'{start} runner._import_formatter()']
-    with subprocess.Popen(command, env=env, text=True, stdout=-1, stderr=-1) as process:
+    with subprocess.Popen(command, env=env, text=True, stdout=PIPE, stderr=PIPE) as process:
         if whole:
             process.stdout.readline()
             time.sleep(0.3)

@@ -140,6 +140,17 @@ def test_step_of_many_tokens_under_autocast(dtype, monkeypatch):
         assert (half - exact).norm() < 1e-2 * exact.norm()
 
 
+def test_convolution_is_summed_in_float32():
+    attn, hw = TTTAttention(16, 2), (5, 7)
+    x = torch.randn(2, 35, 16)
+    layout = attn.token_layout(x, hw, None, None, 0)
+    parts = [part.bfloat16() for part in torch.randn(3, 2, 35, 8)]
+    with torch.autocast('cpu', torch.bfloat16):
+        found = attn._convolved(*parts, layout)
+    exact = attn.double()._convolved(*(part.double() for part in parts), layout)
+    assert (found - exact).norm() < 1e-5 * exact.norm()
+
+
 def test_norm_of_a_released_classifier():
     """A batch norm of all tokens before their mean in H-ViT³, the last layer norm in ViT³."""
     names = ('weight', 'bias', 'running_mean', 'running_var')
