@@ -17,14 +17,14 @@ CHANGED = ', with changes'  # after a commit
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with a note if tracked files have changes."""
+    """Return the commit of this checkout, with a note if code has changes."""
 
     def git(*command: str) -> str:
         run = subprocess.run(['git', '-C', ROOT, *command], capture_output=True, text=True)
         return run.stdout.strip()
 
     try:
-        changed = git('status', '--porcelain', '--untracked-files=no')
+        changed = git('status', '--porcelain', '--untracked-files=no', '--', '.', ':!docs')
         return (git('rev-parse', 'HEAD') or 'unknown') + (CHANGED if changed else '')
     except FileNotFoundError:
         return 'unknown'

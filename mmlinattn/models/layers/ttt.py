@@ -7,7 +7,15 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.numerics import Mask, accumulation_dtype, no_autocast, zero_padding
+from ...ops.common.numerics import (
+    Mask,
+    accumulation_dtype,
+    needs_gradient,
+    no_autocast,
+    put_chunk,
+    token_chunks,
+    zero_padding,
+)
 from ...ops.common.rotary import apply_rotary
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -104,18 +112,17 @@ class TTTAttention(BaseAttention):
     def _gated(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Return F(q) after a step on the keys and values, all (B, heads, N, d)."""
         linear = torch.cat([self.linear1, self.linear2], -1)
-        value, gate = (k @ linear.to(k.dtype)).chunk(2, -1)
-        sigmoid = gate.sigmoid()
-        silu = gate * sigmoid
-        slope = sigmoid + silu * (1 - sigmoid)  # of silu
-        dtype = accumulation_dtype(q.dtype)
+        chunks = [slice(None)]
+        if not needs_gradient(q, k, v, linear):
+            chunks = token_chunks(q, 2 * self.head_dim)
+        sums = sum(_loss_sums(k[:, :, chunk], v[:, :, chunk], linear) for chunk in chunks)
         with no_autocast(q):
-            v = v.to(dtype)  # three factors exceed float16
-            products = torch.cat([v * silu, v * value * slope], -1)  # [B, heads, N, 2 d]
-            sums = k.to(dtype).transpose(-2, -1) @ products  # [B, heads, d, 2 d]
             linear = linear + _step(sums, mask, k.shape[-2], -2)
-        value, gate = (q @ linear.to(q.dtype)).chunk(2, -1)
-        return value * F.silu(gate)
+        out = None
+        for chunk in chunks:
+            value, gate = (q[:, :, chunk] @ linear.to(q.dtype)).chunk(2, -1)
+            out = put_chunk(out, chunk, value * F.silu(gate), q)
+        return out
 
     def _convolved(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         """Return the convolution of q, (B, N, d), after a step on k and v: (B, 1, E + N, d)."""
@@ -131,6 +138,19 @@ class TTTAttention(BaseAttention):
             for weight, x in zip(conv.unbind(-1), _neighbours(q)):
                 out = torch.addcmul(out, weight[..., None, None], x)
         return F.pad(map_to_tokens(out), (0, 0, layout.num_extra_tokens, 0))[:, None]
+
+
+def _loss_sums(k: Tensor, v: Tensor, linear: Tensor) -> Tensor:
+    """Return the gradient of sum_j F(k_j) . v_j to (heads, d, 2 d) weights, for each image."""
+    value, gate = (k @ linear.to(k.dtype)).chunk(2, -1)
+    sigmoid = gate.sigmoid()
+    silu = gate * sigmoid
+    slope = sigmoid + silu * (1 - sigmoid)  # of silu
+    dtype = accumulation_dtype(k.dtype)
+    with no_autocast(k):
+        v = v.to(dtype)  # three factors exceed float16
+        products = torch.cat([v * silu, v * value * slope], -1)  # [B, heads, n, 2 d]
+        return k.to(dtype).transpose(-2, -1) @ products
 
 
 def _step(sums: Tensor, mask: Mask, num_tokens: int, dim: int) -> Tensor:

@@ -82,9 +82,10 @@ def test_recorded_backbone(golden):
     assert (image.grad - expected).norm() < 1e-4 * expected.norm()
 
 
-def test_equals_a_step_of_gradient_descent():
+def test_equals_a_step_of_gradient_descent(monkeypatch):
     """By autograd through the loss of the inner model, one image at a time, with a class token."""
-    attn, (height, width) = TTTAttention(16, 2, rotary=True).double(), (3, 5)
+    monkeypatch.setattr('mmlinattn.ops.common.numerics.CPU_CHUNK', 1)  # two chunks of tokens
+    attn, (height, width) = TTTAttention(16, 2, rotary=True).double(), (7, 15)
     x = torch.randn(2, 1 + height * width, 16, dtype=torch.float64)
     for parameter in attn.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -93,7 +94,7 @@ def test_equals_a_step_of_gradient_descent():
     for i in range(2):
         q, k, v = (part.clone() for part in parts[i].split(3))
         for heads in (q, k):
-            heads[:2] = apply_rotary(heads[None, :2], Rotary((3, 5), 8, 10000**0.75, 1, 2))
+            heads[:2] = apply_rotary(heads[None, :2], Rotary((7, 15), 8, 10000**0.75, 1, 2))
         w1, w2, w3 = (w.detach().requires_grad_() for w in (attn.linear1, attn.linear2, attn.conv))
         maps = [part[2, 1:].mT.unflatten(-1, (height, width)) for part in (q, k, v)]
 
@@ -112,8 +113,10 @@ def test_equals_a_step_of_gradient_descent():
         )
         local = F.pad(convolved(maps[0], w3).flatten(1).mT, (0, 0, 1, 0))
         outs.append(torch.cat([*gated(q[:2], w1, w2), local], -1))
-    out = attn(x, (height, width), num_extra_tokens=1)
-    torch.testing.assert_close(out, attn.proj(torch.stack(outs)), rtol=1e-9, atol=1e-11)
+    for record in (True, False):
+        with torch.set_grad_enabled(record):
+            out = attn(x, (height, width), num_extra_tokens=1)
+        torch.testing.assert_close(out, attn.proj(torch.stack(outs)), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
