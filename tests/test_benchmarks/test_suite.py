@@ -276,17 +276,17 @@ def test_the_plot_and_the_claims_of_the_readme(root: Path, tmp_path: Path):
     check_picture(picture, tmp_path / 'drawn.png', first_page.RECORD)
     of_size = first_page.rows()['1024x2048']
     (rival, most), (time, memory) = of_size['MMSegmentation'], of_size['mmlinattn']
-    assert time / rival == pytest.approx(1 / 2, rel=0.1)
+    assert time / rival == pytest.approx(0.42, rel=0.1)
     assert memory / most == pytest.approx(1 / 7, rel=0.1)
     for name in ('RWGKA', 'RALA'):
-        assert of_size[name][0] / time == pytest.approx(1 / 2, rel=0.1)
-        smaller = first_page.rows()['1024x1024']
-        assert smaller[name][0] / smaller['mmlinattn'][0] == pytest.approx(3 / 4, rel=0.1)
+        assert of_size[name][0] / time == pytest.approx(0.6, rel=0.1)
+    smaller = first_page.rows()['1024x1024']
+    assert smaller['RALA'][0] / smaller['mmlinattn'][0] == pytest.approx(3 / 4, rel=0.1)
     # docs/choose.md: B2 with the head of MMSegmentation.
     record = json.loads((root / 'docs/benchmarks/segformer-b2.json').read_text())
     rows = {r['baseline']: r for r in record['results'] if r['size'] == '1024x2048'}
     ours, theirs = rows['mmlinattn'], rows['MMSegmentation']
-    assert median(ours['seconds']) / median(theirs['seconds']) == pytest.approx(2 / 3, rel=0.1)
+    assert median(ours['seconds']) / median(theirs['seconds']) == pytest.approx(1 / 2, rel=0.1)
     assert ours['peak_bytes'] / theirs['peak_bytes'] == pytest.approx(1 / 5, rel=0.1)
 
 
