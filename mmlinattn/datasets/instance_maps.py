@@ -27,7 +27,8 @@ class InstanceMaps(BaseDataset):
         kwargs: options of MMEngine's ``BaseDataset``; ``data_prefix=dict(img_path=...)``.
 
     Samples, before the pipeline:
-        ``img_path``; ``masks``, COCO's segmentations; ``seg_fields``, an empty list.
+        ``img_path``, ``height``, ``width``; ``masks``, COCO's segmentations; ``seg_fields``, an
+        empty list.
 
     Raises:
         ValueError: the file is no JSON, or an annotation, which is named, has no segmentation or
@@ -63,6 +64,8 @@ class InstanceMaps(BaseDataset):
         return [
             dict(
                 img_path=join_path(folder, image['file_name']),
+                height=image['height'],
+                width=image['width'],
                 masks=masks[image['id']],
                 reduce_zero_label=False,
                 seg_fields=[],

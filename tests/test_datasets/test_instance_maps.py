@@ -1,7 +1,7 @@
 """Maps of background, interior and border from the instances of a COCO file."""
 
 import json
-from itertools import groupby
+from itertools import groupby, islice
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from pycocotools import mask as coco_mask
 
-from mmlinattn.datasets import InstanceMaps, LoadInstanceMap
+from mmlinattn.datasets import AreaSampler, InstanceMaps, LoadInstanceMap
 
 
 def rle(mask):
@@ -95,3 +95,20 @@ def test_the_images_in_the_repository(root, monkeypatch, name, count):
     assert not names[0] & names[1]
     sample = train[0]
     assert sample['inputs'].shape[0] == 3 and max(sample['inputs'].shape[1:]) <= 256
+
+
+def test_draws_in_proportion_to_the_area(tmp_path, monkeypatch):
+    sizes = [(4, 4), (8, 4), (8, 8)]
+    images = [dict(id=i, file_name='a.jpg', height=h, width=w) for i, (h, w) in enumerate(sizes)]
+    path = tmp_path / 'a.json'
+    path.write_text(json.dumps(dict(images=images, annotations=[], categories=[])))
+    data = InstanceMaps(str(path))
+    alone = [*islice(AreaSampler(data, seed=0), 7000)]
+    expected = 7000 * np.array([1, 2, 4]) / 7
+    assert (abs(np.bincount(alone) - expected) < 4 * expected**0.5).all()
+    for rank in range(2):  # the processes share the draws
+        monkeypatch.setattr('mmengine.dataset.sampler.get_dist_info', lambda rank=rank: (rank, 2))
+        assert [*islice(AreaSampler(data, seed=0), 3500)] == alone[rank::2]
+    data.get_data_info = lambda i: dict(img_path='b.jpg', width=4)
+    with pytest.raises(ValueError, match='b.jpg has no height and width'):
+        AreaSampler(data, seed=0)

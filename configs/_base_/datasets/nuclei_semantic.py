@@ -28,7 +28,7 @@ train_dataloader = dict(
     batch_size=4,
     num_workers=0,  # on two cores a second process costs more than it brings
     persistent_workers=False,
-    sampler=dict(type='InfiniteSampler', shuffle=True),
+    sampler=dict(type='AreaSampler'),
     dataset=dict(
         type='InstanceMaps',
         data_root=data_root,
