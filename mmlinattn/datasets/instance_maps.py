@@ -1,6 +1,6 @@
 """Semantic segmentation of the instances of a COCO data set: background, interior, border."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import cv2
 import numpy as np
@@ -106,18 +106,18 @@ class LoadInstanceMap:
                 f'fit: {error}'
             ) from error
         seg_map = np.zeros((height, width), np.uint8)
-        inner = [cv2.erode(instance, _SQUARE) for instance in instances]
-        for interior in inner:
-            seg_map[interior > 0] = INTERIOR
-        for instance, interior in zip(instances, inner):
-            seg_map[cv2.dilate(instance, _SQUARE) > interior] = BORDER
+        inner = [cv2.erode(instance, _SQUARE) for _, instance in instances]
+        for (place, _), interior in zip(instances, inner):
+            seg_map[place][interior > 0] = INTERIOR
+        for (place, instance), interior in zip(instances, inner):
+            seg_map[place][cv2.dilate(instance, _SQUARE) > interior] = BORDER
         results['gt_seg_map'] = seg_map
         results['seg_fields'].append('gt_seg_map')
         return results
 
 
-def _decode(mask: Any, height: int, width: int) -> np.ndarray:
-    """Return a segmentation, polygons or RLE, as (H, W) uint8."""
+def _decode(mask: Any, height: int, width: int) -> Tuple[Tuple[slice, slice], np.ndarray]:
+    """Return the box of a segmentation, polygons or RLE, and a pixel around it; its mask there."""
     from pycocotools import mask as coco_mask  # comes with MMDetection
 
     if isinstance(mask, list):
@@ -126,4 +126,6 @@ def _decode(mask: Any, height: int, width: int) -> np.ndarray:
         mask = coco_mask.frPyObjects(mask, height, width)
     if [*mask['size']] != [height, width]:
         raise ValueError(f'its size is {mask["size"]}')
-    return coco_mask.decode(mask)
+    left, top, columns, rows = coco_mask.toBbox(mask).astype(int)
+    place = slice(max(top - 1, 0), top + rows + 1), slice(max(left - 1, 0), left + columns + 1)
+    return place, np.ascontiguousarray(coco_mask.decode(mask)[place])
