@@ -39,7 +39,8 @@ def draw(path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 3.6), sharey=True, layout='constrained')
-    figure.suptitle('SegFormer-B0, one image, two CPU cores', fontsize=11)
+    title = "SegFormer-B0, one image, two CPU cores (this package: the head of SegFormer's release)"
+    figure.suptitle(title, fontsize=11)
     for line, (size, values) in zip(axes, rows().items()):
         for ax, place, label in zip(line, range(2), ('{:.2f} s', '{:,.0f} MiB')):
             numbers = [values[name][place] for name in SERIES]

@@ -30,6 +30,7 @@ from mmlinattn.checkpoints.converters import convert
 from mmlinattn.cli.commands import COMMANDS, find_command
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.model import initial_model
 from mmlinattn.engine.preflight.model import check_channels
 from mmlinattn.models.backbones import HierarchicalBackbone
 from mmlinattn.models.backbones.transformer_block import TransformerBlock
@@ -131,13 +132,22 @@ def test_the_config_of_the_page_of_own_backbones(root, tmp_path):
     check_data_of_page(cfg, build_model(cfg).bbox_head)
 
 
+SEGFORMER = 'mmseg::segformer/segformer_mit-b2_8xb1-160k_cityscapes-1024x1024.py'
+
+
 def test_the_configs_of_the_page_of_segformer(root, tmp_path):
-    """The encoder fits the head of the base, which tests whole images by the option of the page."""
+    """The encoder fits the head of the base, which tests whole images by the option of the page.
+
+    A model of MMSegmentation has the same outputs here.
+    """
     pytest.importorskip('mmseg', reason='the config is one of its own')
     page = (root / 'docs' / 'segformer.md').read_text()
-    for name, code in zip(('my_segformer', 'mine'), re.findall(r'```python\n(.*?)```', page, re.S)):
+    names = ('my_model', 'my_segformer', 'mine')
+    for name, code in zip(names, re.findall(r'```python\n(.*?)```', page, re.S)):
+        code = code.replace('path/to/your_config', 'theirs')
         (tmp_path / f'{name}.py').write_text(code)
     (option,) = re.findall(r'--cfg-options (model\.test_cfg\.mode)=whole$', page, re.M)
+    (tmp_path / 'theirs.py').write_text(f"_base_ = '{SEGFORMER}'")
     path = str(tmp_path / 'my_segformer.py')
     cfg = load_config(path, {option: 'whole'})
     assert 'decode_head' in check_channels(cfg)
@@ -147,6 +157,14 @@ def test_the_configs_of_the_page_of_segformer(root, tmp_path):
     dataset = DATASETS.build(dict(cfg.train_dataloader.dataset, lazy_init=True, _scope_='mmseg'))
     assert (dataset.img_suffix, dataset.seg_map_suffix) == ('.jpg', '.png')
     check_data_of_page(cfg, build_model(cfg).decode_head)
+    theirs, ours = (load_config(str(tmp_path / f'{name}.py')) for name in ('theirs', 'my_model'))
+    theirs, ours = initial_model(theirs).eval(), initial_model(ours).eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, mean=parameter.ndim == 1, std=0.1)
+    ours.load_state_dict(convert(theirs.state_dict(), 'mit'))
+    image = torch.randn(1, 3, 64, 96)
+    expected = theirs(image)
+    assert (ours(image) - expected).norm() < 1e-4 * expected.norm()
 
 
 def lines_of_training():

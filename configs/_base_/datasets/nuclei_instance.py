@@ -2,18 +2,25 @@
 # to test on in the repository. configs/nuclei/README.md says how to train on the whole set.
 data_root = 'demo/nuclei/'
 metainfo = dict(classes=('nucleus',), palette=[(250, 170, 30)])
-# Crops of the size of the smallest images.
+# Crops of the size of the smallest images, of half and of two thirds of it, which are enlarged.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(
         type='RandomChoice',
         transforms=[
-            [dict(type='Resize', scale_factor=factor, keep_ratio=True)]
-            for factor in (1.0, 1.5, 2.0)
+            [
+                dict(
+                    type='RandomCrop',
+                    crop_size=(size, size),
+                    recompute_bbox=True,
+                    allow_negative_crop=True,
+                ),
+                dict(type='Resize', scale=(256, 256), keep_ratio=True),
+            ]
+            for size in (256, 171, 128)
         ],
     ),
-    dict(type='RandomCrop', crop_size=(256, 256), recompute_bbox=True, allow_negative_crop=True),
     # A mask may lie outside of a crop that its box reaches into.
     dict(
         type='FilterAnnotations',
