@@ -49,7 +49,7 @@ train_dataloader = dict(
     batch_size=2,
     num_workers=0,  # on two cores a second process costs more than it brings
     persistent_workers=False,
-    sampler=dict(type='AreaSampler'),
+    sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
         type='CocoDataset',
         data_root=data_root,
