@@ -1,6 +1,6 @@
 """Test-time-training attention of ViT³ as a layer."""
 
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -115,10 +115,10 @@ class TTTAttention(BaseAttention):
         chunks = [slice(None)]
         if not needs_gradient(q, k, v, linear):
             chunks = token_chunks(q, 2 * self.head_dim)
-        sums = sum(_loss_sums(k[:, :, chunk], v[:, :, chunk], linear) for chunk in chunks)
+        sums: Any = sum(_loss_sums(k[:, :, chunk], v[:, :, chunk], linear) for chunk in chunks)
         with no_autocast(q):
             linear = linear + _step(sums, mask, k.shape[-2], -2)
-        out = None
+        out: Any = None
         for chunk in chunks:
             value, gate = (q[:, :, chunk] @ linear.to(q.dtype)).chunk(2, -1)
             out = put_chunk(out, chunk, value * F.silu(gate), q)
