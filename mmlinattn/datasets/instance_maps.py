@@ -64,8 +64,8 @@ class InstanceMaps(BaseDataset):
         return [
             dict(
                 img_path=join_path(folder, image['file_name']),
-                height=image['height'],
-                width=image['width'],
+                height=image.get('height'),
+                width=image.get('width'),
                 masks=masks[image['id']],
                 reduce_zero_label=False,
                 seg_fields=[],
@@ -117,7 +117,7 @@ class LoadInstanceMap:
 
 
 def _decode(mask: Any, height: int, width: int) -> Tuple[Tuple[slice, slice], np.ndarray]:
-    """Return the box of a segmentation, polygons or RLE, and a pixel around it; its mask there."""
+    """Return the box of polygons or RLE, a pixel wider, as slices, and the mask within it."""
     from pycocotools import mask as coco_mask  # comes with MMDetection
 
     if isinstance(mask, list):

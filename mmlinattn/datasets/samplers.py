@@ -11,13 +11,14 @@ from mmengine.registry import DATA_SAMPLERS
 class AreaSampler(InfiniteSampler):
     """Draw images at random in proportion to their area, with replacement, without end.
 
-    Crops of one size then cover all images alike. ``InfiniteSampler`` draws each image equally
-    often, so that a pixel of a 1024x1024 image is seen a sixteenth as often as one of 256x256.
+    For trainings that count iterations. Crops of one size then cover all images alike.
+    ``InfiniteSampler`` draws each image equally often, so that a pixel of a 1024x1024 image is seen
+    a sixteenth as often as one of 256x256.
 
     Args:
         dataset: a data set whose data information has ``height`` and ``width``, as that of
             ``CocoDataset`` and :class:`InstanceMaps`.
-        seed: of the draws; a common one of all processes by default.
+        seed: seed of the draws; by default one that all processes share.
 
     Raises:
         ValueError: an image has no height or width.
@@ -40,7 +41,9 @@ class AreaSampler(InfiniteSampler):
                     f'AreaSampler: {info.get("img_path")} has no height and width in the data '
                     "information of its data set: use sampler=dict(type='InfiniteSampler')"
                 )
-        self.areas = torch.tensor([float(info['height'] * info['width']) for info in infos])
+        self.areas = torch.tensor(
+            [info['height'] * info['width'] for info in infos], dtype=torch.float64
+        )
 
     def _infinite_indices(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed)

@@ -286,6 +286,8 @@ def test_the_plot_and_the_claims_of_the_readme(root: Path, tmp_path: Path):
     record = json.loads((root / 'docs/benchmarks/segformer-b2.json').read_text())
     rows = {r['baseline']: r for r in record['results'] if r['size'] == '1024x2048'}
     ours, theirs = rows['mmlinattn'], rows['MMSegmentation']
+    linear = median(rows['RWGKA']['seconds'])
+    assert linear / median(ours['seconds']) == pytest.approx(0.6, rel=0.1)
     assert median(ours['seconds']) / median(theirs['seconds']) == pytest.approx(1 / 2, rel=0.1)
     assert ours['peak_bytes'] / theirs['peak_bytes'] == pytest.approx(1 / 5, rel=0.1)
 

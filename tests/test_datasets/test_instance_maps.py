@@ -106,6 +106,9 @@ def test_draws_in_proportion_to_the_area(tmp_path, monkeypatch):
     alone = [*islice(AreaSampler(data, seed=0), 7000)]
     expected = 7000 * np.array([1, 2, 4]) / 7
     assert (abs(np.bincount(alone) - expected) < 4 * expected**0.5).all()
+    resumed = AreaSampler(data, seed=0)
+    resumed.indices = islice(resumed._indices_of_rank(), 5, None)
+    assert [*islice(resumed, 5)] == alone[5:10]
     for rank in range(2):  # the processes share the draws
         monkeypatch.setattr('mmengine.dataset.sampler.get_dist_info', lambda rank=rank: (rank, 2))
         assert [*islice(AreaSampler(data, seed=0), 3500)] == alone[rank::2]

@@ -259,6 +259,13 @@ def test_an_epoch_without_a_whole_batch(root, run, options, tmp_path):
         run('train', root / CONFIGS['cls'], '--work-dir', tmp_path, '--cfg-options', *cfg)
 
 
+def test_an_epoch_that_never_ends(root, run, options, tmp_path):
+    sampler = "train_dataloader.sampler={'_delete_': True, 'type': 'InfiniteSampler'}"
+    with pytest.raises(DataError, match='sampler is InfiniteSampler, which never ends'):
+        command = ['--work-dir', tmp_path, '--cfg-options', *options('cls'), sampler]
+        run('train', root / CONFIGS['cls'], *command)
+
+
 @pytest.mark.parametrize('option', [dict(runner_type='FlexibleRunner'), dict(strategy=dict())])
 def test_another_runner_than_that_of_mmengine(option):
     with pytest.raises(ValueError, match="mmlinattn train uses MMEngine's Runner"):

@@ -2,7 +2,7 @@
 # to test on in the repository. configs/nuclei/README.md says how to train on the whole set.
 data_root = 'demo/nuclei/'
 metainfo = dict(classes=('nucleus',), palette=[(250, 170, 30)])
-# Crops of the size of the smallest images, of half and of two thirds of it, which are enlarged.
+# Crops of 256, 171 and 128 pixels, enlarged to 256, the size of the smallest images.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),

@@ -14,7 +14,7 @@ from mmengine.dist import is_distributed
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -120,6 +120,13 @@ class PluginRunner(Runner):
                 f'train_dataloader: an epoch has {len(batches.sampler)} images for a process, '
                 f'fewer than batch_size={batches.batch_size}, and drop_last=True drops them; '
                 'lower batch_size or set drop_last=False'
+            )
+        sampler = getattr(loop.dataloader.batch_sampler, 'sampler', None)
+        if isinstance(sampler, InfiniteSampler) and isinstance(loop, EpochBasedTrainLoop):
+            raise DataError(
+                f'train_dataloader.sampler is {type(sampler).__name__}, which never ends, and the '
+                "training counts epochs: set train_cfg=dict(type='IterBasedTrainLoop', "
+                'max_iters=...) or another sampler'
             )
         check_samples(loop.dataloader.dataset, labels_of(self.cfg))
         self._check_smallest_batch(loop.dataloader)

@@ -141,7 +141,7 @@ class TTTAttention(BaseAttention):
 
 
 def _loss_sums(k: Tensor, v: Tensor, linear: Tensor) -> Tensor:
-    """Return the gradient of sum_j F(k_j) . v_j to (heads, d, 2 d) weights, for each image."""
+    """Return the gradient of sum_j F(k_j) . v_j to the weights, (B, heads, d, 2 d)."""
     value, gate = (k @ linear.to(k.dtype)).chunk(2, -1)
     sigmoid = gate.sigmoid()
     silu = gate * sigmoid

@@ -1,6 +1,7 @@
 """H-ViT³ and ViT³ against recorded tensors of the release, and a step of real gradient descent."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import HViTTT, TransformerBlock, ViT
-from mmlinattn.models.layers import TTTAttention
+from mmlinattn.models.layers import TTTAttention, ttt
+from mmlinattn.models.layers.ttt import _loss_sums
 from mmlinattn.models.necks import RAVLTNeck
 from mmlinattn.ops.common.rotary import Rotary, apply_rotary
 
@@ -114,8 +116,10 @@ def test_equals_a_step_of_gradient_descent(monkeypatch):
         local = F.pad(convolved(maps[0], w3).flatten(1).mT, (0, 0, 1, 0))
         outs.append(torch.cat([*gated(q[:2], w1, w2), local], -1))
     for record in (True, False):
-        with torch.set_grad_enabled(record):
+        with torch.set_grad_enabled(record), monkeypatch.context() as patch:
+            patch.setattr(ttt, '_loss_sums', Mock(wraps=_loss_sums))
             out = attn(x, (height, width), num_extra_tokens=1)
+            assert ttt._loss_sums.call_count == (1 if record else 2)
         torch.testing.assert_close(out, attn.proj(torch.stack(outs)), rtol=1e-9, atol=1e-11)
 
 
@@ -138,9 +142,13 @@ def test_step_of_many_tokens_under_autocast(dtype, monkeypatch):
             parameter.copy_(parameter.to(dtype))
         with torch.autocast('cpu', dtype):
             attn(x, hw)
+    with torch.autocast('cpu', dtype):
+        attn(x, hw)  # for gradients, in one piece
+    with torch.no_grad():
         attn.double()(x.double(), hw)
-    for half, exact in steps.values():
-        assert (half - exact).norm() < 1e-2 * exact.norm()
+    for in_chunks, whole, exact in steps.values():
+        assert (in_chunks - exact).norm() < 1e-2 * exact.norm()
+        assert (whole - exact).norm() < 1e-2 * exact.norm()
 
 
 def test_convolution_is_summed_in_float32():
