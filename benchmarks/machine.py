@@ -17,7 +17,7 @@ CHANGED = ', with changes'  # after a commit
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with a note if code has changes."""
+    """Return the commit of this checkout, with a note if tracked files but docs/ have changes."""
 
     def git(*command: str) -> str:
         run = subprocess.run(['git', '-C', ROOT, *command], capture_output=True, text=True)

@@ -11,5 +11,5 @@ optim_wrapper = dict(optimizer=dict(lr=1e-3))
 param_scheduler = [
     dict(type='OneCycleLR', eta_max=1e-3, total_steps=max_iters, pct_start=0.15, by_epoch=False)
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=2000)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=1000)
 default_hooks = dict(checkpoint=dict(interval=1000), logger=dict(interval=50))
