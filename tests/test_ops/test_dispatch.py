@@ -1,8 +1,4 @@
-import asyncio
 import importlib.util
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -61,49 +57,13 @@ def test_context_is_left_on_an_exception(operator):
     assert operator('auto', torch.zeros(4)) == 'torch'
 
 
-def test_threads_do_not_see_each_others_choice(operator):
-    backends = ['reference', 'torch', None, 'reference'] * 2
-    together = Barrier(len(backends))
-
-    def call(backend):
-        with use_backend(backend) if backend else nullcontext():
-            together.wait(10)  # all have chosen
-            found = operator('auto', torch.zeros(4))
-            together.wait(10)  # all have called
-        return found, operator('auto', torch.zeros(4))
-
-    with use_backend('reference'), ThreadPoolExecutor(len(backends)) as threads:
-        found = [*threads.map(call, backends)]
-    assert found == [(backend or 'torch', 'torch') for backend in backends]
-
-
-def test_tasks_do_not_see_each_others_choice(operator):
-    async def call(backend):
-        with use_backend(backend):
-            await asyncio.sleep(0.01)
-            return operator('auto', torch.zeros(4))
-
-    async def all_of_them():
-        return await asyncio.gather(*map(call, ('reference', 'torch', 'reference')))
-
-    assert asyncio.run(all_of_them()) == ['reference', 'torch', 'reference']
-
-
-def test_compiled_code_follows_the_choice_of_its_thread():
+def test_compiled_code_follows_the_choice():
     # Forms that can be told apart by their results.
     operator = Operator(dict(reference=lambda q: q - 1, torch=lambda q: q + 1))
     compiled = torch.compile(lambda q: operator('auto', q), fullgraph=True, backend='eager')
-
-    def call(backend):
-        with use_backend(backend):
-            return compiled(torch.zeros(1)).item()
-
     assert compiled(torch.zeros(1)).item() == 1
     with use_backend('reference'):
         assert compiled(torch.zeros(1)).item() == -1
-        with ThreadPoolExecutor(1) as threads:
-            assert threads.submit(compiled, torch.zeros(1)).result().item() == 1
-            assert threads.submit(call, 'reference').result() == -1
     assert compiled(torch.zeros(1)).item() == 1
 
 
@@ -135,8 +95,7 @@ def test_recomputation_uses_the_backend_of_the_forward_pass():
 
     with use_backend('reference'):
         out = checkpoint_block(Block(), torch.zeros(1, requires_grad=True))
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(out.backward).result()
+    out.backward()
     assert ran == ['reference', 'reference']
 
 

@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ...ops.common.dispatch import choice, use_backend
+from ...ops.common.dispatch import active_backend, use_backend
 
 
 class RecomputeContext(AbstractContextManager):
     """Context in which the backward pass recomputes a module.
 
     Batch norms write to copies of their running statistics, so that a batch counts once. Operators
-    use the backend that was active at construction, since the backward pass may run in another
-    thread or after the ``use_backend`` block. The context can be entered repeatedly, for a graph
+    use the backend that was active at construction, since the backward pass may run after the
+    ``use_backend`` block. The context can be entered repeatedly, for a graph
     that is kept for several backward passes.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
-        self.backend = choice.backend
+        self.backend = active_backend()
 
     def __enter__(self) -> None:
         self.backend_context = use_backend(self.backend)

@@ -9,7 +9,7 @@ except of small random walks and additive attention on a CPU, which are left to 
 Order of decision:
 
 1. the ``backend`` argument of the call, unless it is ``'auto'``;
-2. the innermost :func:`use_backend` block of this thread or asyncio task;
+2. the innermost :func:`use_backend` block;
 3. the environment variable ``MMLINATTN_BACKEND``;
 4. ``'triton'`` on NVIDIA GPUs of compute capability 8.0 and newer if Triton is installed and the
    kernels support dtype, widths and options of the call; ``'torch'`` otherwise.
@@ -24,8 +24,6 @@ import importlib.util
 import os
 import re
 from contextlib import contextmanager
-from contextvars import ContextVar
-from types import ModuleType
 from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
@@ -63,7 +61,7 @@ def choose_backend(
         BackendError: ``'triton'`` was requested and cannot serve the call.
     """
     if backend == 'auto':
-        backend = _traced or choice.backend
+        backend = _backend
         if backend == 'auto' and (kernels is None or not q.is_cuda):
             return 'torch'
     else:
@@ -152,31 +150,19 @@ def triton_problem(version: Optional[str]) -> Optional[str]:
 TRITON_PROBLEM = triton_problem(triton_version())
 DEFAULT = os.environ.get(ENV_VARIABLE, 'auto') or 'auto'
 check_backend(DEFAULT, source=ENV_VARIABLE)
-_variable: 'ContextVar[str]' = ContextVar('mmlinattn_backend', default=DEFAULT)
+_backend = DEFAULT  # what 'auto' means; torch.compile compiles again where it changes
 
 
-class _Choice(ModuleType):
-    """Module whose attribute ``backend`` is what ``'auto'`` means in this thread or task.
-
-    torch.compile reads attributes of modules as Python does, and compiles again where one differs.
-    It cannot read a context variable, and torch 2.4 does not check attributes of threads again.
-    """
-
-    def __getattribute__(self, name: str) -> Any:
-        return _variable.get() if name == 'backend' else super().__getattribute__(name)
-
-
-choice = _Choice('choice')
-# Backend of a block inside compiled code: torch.compile tracks globals, not context variables.
-_traced: Optional[str] = None
+def active_backend() -> str:
+    """Return the backend of calls with ``backend='auto'``."""
+    return _backend
 
 
 @contextmanager
 def use_backend(backend: str) -> Iterator[None]:
     """Set the backend of every operator that is called with ``backend='auto'`` in the block.
 
-    The setting belongs to the current thread or asyncio task; a thread that is started inside the
-    block has the default. A backward pass uses the backend of its forward pass.
+    The setting belongs to the process. A backward pass uses the backend of its forward pass.
 
     Raises:
         ValueError: it is none of ``'auto'``, ``'reference'``, ``'torch'`` and ``'triton'``.
@@ -188,18 +174,10 @@ def use_backend(backend: str) -> Iterator[None]:
         >>> with use_backend('reference'):
         ...     out = rala_attention(q, k, v)
     """
-    global _traced
+    global _backend
     check_backend(backend)
-    if torch.compiler.is_compiling():
-        outer, _traced = _traced, backend
-        try:
-            yield
-        finally:
-            _traced = outer
-        return
-    before = _variable.get()
-    _variable.set(backend)
+    outer, _backend = _backend, backend
     try:
         yield
     finally:
-        _variable.set(before)
+        _backend = outer
