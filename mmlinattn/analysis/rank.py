@@ -118,7 +118,7 @@ def kv_sum(attn: BaseAttention, call: Call) -> Optional[Tensor]:
         q, k, v, options = _operator_call(attn, call)
     elif isinstance(attn, RALA):
         weights = attn.token_weights(k, layout)
-        options = LinearOptions(mask, attn.eps, attn.feature_map, layout.rotary, True, weights)
+        options = LinearOptions(mask, attn.eps, attn.feature_map, layout.rotary, 'rala', weights)
     elif isinstance(attn, MALA):
         options = LinearOptions(mask, attn.eps, attn.feature_map, layout.rotary)
     elif isinstance(attn, MLLAAttention):

@@ -7,17 +7,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from . import (
-    BackendError,
-    PackedShapes,
-    Rotary,
-    adaptive_features,
-    linear_attention,
-    mala_attention,
-    rala_attention,
-    random_walk_attention,
-    ripple_attention,
-)
+from .. import ops
 
 MAP = (21, 31)  # an odd number of tokens, several chunks
 BATCH, HEADS, DIM = 2, 3, 64
@@ -52,7 +42,7 @@ def check_kernels(device: torch.device) -> Iterator[Finding]:
         tensors = [torch.randn(s, generator=generator).to(device, dtype) for s in shapes]
         try:
             yield _compare(name, call, tensors)
-        except BackendError as error:
+        except ops.BackendError as error:
             yield Finding(name, dtype, problem=str(error), is_unsupported=True)
         except Exception as error:  # compilers, drivers and launchers raise arbitrary exceptions
             yield Finding(name, dtype, problem=' '.join(f'{error}'.split())[:300])
@@ -91,7 +81,7 @@ def _calls() -> Dict[str, Tuple[Call, List[Tuple[int, ...]]]]:
     """Return the calls by operator, and the shapes of their tensors."""
     tokens = (BATCH, HEADS, MAP[0] * MAP[1], DIM)
     anchors = (HEADS, 49, DIM)
-    rotary, packed = Rotary(MAP, DIM), PackedShapes([MAP, (5, 7)])
+    rotary, packed = ops.Rotary(MAP, DIM), ops.PackedShapes([MAP, (5, 7)])
 
     def masked(operator, **options):
         def call(mask, backend, *tensors):
@@ -104,26 +94,27 @@ def _calls() -> Dict[str, Tuple[Call, List[Tuple[int, ...]]]]:
 
     def walk(mask, backend, q, k, v, *anchors, steps):
         options = dict(steps=steps, key_padding_mask=mask, backend=backend)
-        return random_walk_attention(q, k, v, *(0.3 * x for x in anchors), **options)
+        return ops.random_walk_attention(q, k, v, *(0.3 * x for x in anchors), **options)
 
     def ripple(mask, backend, q, k, v, weights):
         features, options = (q.sigmoid(), k.sigmoid()), dict(hw_shape=MAP, key_padding_mask=mask)
-        return ripple_attention(*features, v, weights.sigmoid(), backend=backend, **options)
+        return ops.ripple_attention(*features, v, weights.sigmoid(), backend=backend, **options)
 
     def adaptive(mask, backend, q, k, frequencies, weight, bias):
         # Near the edge of a ReLU rounding decides if there is a gradient.
         learnt = frequencies, 0.1 * weight, 0.1 * bias + 3
-        return torch.cat(adaptive_features(q, k, *learnt, backend=backend), 2)
+        return torch.cat(ops.adaptive_features(q, k, *learnt, backend=backend), 2)
 
     of_packed, other = (1, HEADS, packed.num_tokens, DIM), (BATCH, HEADS, 333, DIM)
     return {
-        'linear attention': (masked(linear_attention, feature_map='elu+1'), [tokens] * 3),
-        'RALA': (masked(rala_attention, rotary=rotary), [tokens] * 3),
+        'linear attention': (masked(ops.linear_attention, feature_map='elu+1'), [tokens] * 3),
+        'RALA': (masked(ops.rala_attention, rotary=rotary), [tokens] * 3),
         'RALA, packed images': (
-            unmasked(rala_attention, rotary=Rotary(packed, DIM), packed=packed), [of_packed] * 3
+            unmasked(ops.rala_attention, rotary=ops.Rotary(packed, DIM), packed=packed),
+            [of_packed] * 3,
         ),
-        'RALA, cross-attention': (unmasked(rala_attention, cross=True), [tokens, other, other]),
-        'MALA': (masked(mala_attention, rotary=rotary), [tokens] * 3),
+        'RALA, cross-attention': (unmasked(ops.rala_attention, cross=True), [tokens, other, other]),
+        'MALA': (masked(ops.mala_attention, rotary=rotary), [tokens] * 3),
         'random walk': (partial(walk, steps=None), [*[tokens] * 3, anchors, anchors]),
         'random walk, one step': (partial(walk, steps=1), [*[tokens] * 3, anchors, anchors]),
         'ripple attention': (ripple, [*[tokens] * 3, (*tokens[:3], 5)]),

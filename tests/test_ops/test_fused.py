@@ -25,7 +25,7 @@ from tests.sizes import LONG, some
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
-from mmlinattn.ops.common.kv_state import KVOptions
+from mmlinattn.ops.linear.triton_kernels import KernelOptions, _Launches
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -37,15 +37,6 @@ def _poison():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(autouse=True)
-def _ripple_has_kernels(request):
-    from mmlinattn.ops.ripple.triton_kernels import PROBLEM
-
-    of_ripple = ('ripple', 'padded', 'graph_breaks')
-    if PROBLEM is not None and any(word in request.node.name for word in of_ripple):
-        pytest.skip(f'ripple attention: {PROBLEM}')
 
 
 def fused_projection(b, n, h, d, dtype, parts=3):
@@ -372,9 +363,11 @@ def test_chunks_on_a_gpu(monkeypatch, heads, num_tokens, chunk):
 
 
 def test_packed_images_are_a_batch_of_the_longest():
-    tokens = partition.Tokens(1, 3, 960, 16, (), torch.half, None)
-    assert KVOptions().tokens(tokens) == tokens
-    assert KVOptions(images=2, longest=720).tokens(tokens)[:4] == (2, 3, 720, 16)
+    q, images = torch.empty(1, 3, 960, 16), torch.empty(2, 4)
+    for table, longest, found in ((None, 0, (1, 3, 960, 16)), (images, 720, (2, 3, 720, 16))):
+        options = KernelOptions(0, longest, '', 'elu+1', 1e-6, True, False)
+        launches = _Launches(partition.CallKey.of(options, q, q, q, None, table, None))
+        assert launches.q[:4] == launches.k[:4] == found
 
 
 # Tokens of several chunks.
@@ -579,7 +572,7 @@ CASES = ['rala', 'linear', 'packed', 'mala', 'walk', 'step', 'ripple', 'padded r
 @pytest.mark.long
 @pytest.mark.parametrize('case', CASES if LONG else ['rala', 'walk', 'ripple', 'adaptive'])
 def test_the_custom_operator_keeps_torchs_rules(case):
-    from mmlinattn.ops.common import compiled
+    from mmlinattn.ops.common import launch
 
     package, tensors, sizes, options = operator_cases()[case]
     module = f'mmlinattn.ops.{package}.triton_kernels'
@@ -587,14 +580,14 @@ def test_the_custom_operator_keeps_torchs_rules(case):
     options = f'({tuple(x is not None for x in tensors)}, {options})'
     tensors = [x for x in tensors if x is not None]
     args = (tensors, module, sizes, options)
-    forward = compiled._forward._opoverload
+    forward = launch._forward._opoverload
     torch.library.opcheck(forward, args, test_utils=(*tests, 'test_aot_dispatch_static'))
     tensors = [t.detach() for t in tensors]
     results = forward(tensors, module, sizes, options)
     grads = [torch.ones_like(t) for t in results[: 2 if case == 'adaptive' else 1]]
     saved = results if case == 'adaptive' else results[1:]
     args = (grads, tensors, saved, module, sizes, options)
-    torch.library.opcheck(compiled._backward._opoverload, args, test_utils=tests)
+    torch.library.opcheck(launch._backward._opoverload, args, test_utils=tests)
 
 
 @pytest.mark.slow

@@ -65,12 +65,8 @@ def test_an_output_that_changes_from_run_to_run_is_found(monkeypatch):
 
 @pytest.mark.skipif(dispatch.TRITON_PROBLEM is not None, reason=f'{dispatch.TRITON_PROBLEM}')
 def test_the_kernels_pass_with_a_small_map(monkeypatch):
-    from mmlinattn.ops.ripple.triton_kernels import PROBLEM
-
     monkeypatch.setattr(gpu_check, 'MAP', (3, 5))
     monkeypatch.setattr(gpu_check, 'TOLERANCES', {torch.float32: (1e-4, 2e-3)})
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     found = {x.operator: x.problem for x in gpu_check.check_kernels(device)}
-    if PROBLEM is not None:
-        assert PROBLEM in found.pop('ripple attention')
     assert len(found) >= 8 and not any(found.values()), found

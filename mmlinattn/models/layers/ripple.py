@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import ripple_attention, stick_breaking
-from ...ops.ripple import check_backend, check_threshold, fixed_weights
+from ...ops.ripple import check_groups, check_threshold, fixed_weights
 from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -89,7 +89,7 @@ class RippleAttention(BaseAttention):
         if weights == 'truncated' and not max_distance:
             raise ValueError("weights='truncated' needs a max_distance of at least 1, got 0")
         check_threshold(threshold)
-        check_backend(self.backend, groups)
+        check_groups(groups, self.backend)
         self.max_distance, self.weights, self.groups = max_distance, weights, groups
         self.stick_offset, self.threshold = stick_offset, threshold
         self.eps = check_number('eps', eps)

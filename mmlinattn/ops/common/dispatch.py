@@ -148,9 +148,9 @@ def triton_problem(version: Optional[str]) -> Optional[str]:
 
 # Computed once: torch.compile cannot trace it.
 TRITON_PROBLEM = triton_problem(triton_version())
-DEFAULT = os.environ.get(ENV_VARIABLE, 'auto') or 'auto'
-check_backend(DEFAULT, source=ENV_VARIABLE)
-_backend = DEFAULT  # what 'auto' means; torch.compile compiles again where it changes
+# What 'auto' means; torch.compile compiles again where it changes.
+_backend = os.environ.get(ENV_VARIABLE) or 'auto'
+check_backend(_backend, source=ENV_VARIABLE)
 
 
 def active_backend() -> str:

@@ -29,10 +29,6 @@ def _elu1(x: Tensor) -> Tensor:
     return x.exp().clamp_(max=1).add_(x.relu())
 
 
-def _elu1_gradient(features: Tensor, grad: Tensor) -> Tensor:
-    return features.clamp(max=1).mul_(grad)
-
-
 def elu1(x: Tensor) -> Tensor:
     """Compute ``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
     if is_tracing():  # compiled code of the function above crashed (torch 2.11)
@@ -40,32 +36,23 @@ def elu1(x: Tensor) -> Tensor:
     return _Elu1.apply(x) if needs_gradient(x) else _elu1(x)
 
 
-def softmax_channels(x: Tensor) -> Tensor:
-    """Compute a softmax over the channels of each token."""
-    return x.softmax(-1)
-
-
 def softmax_gradient(weights: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient of the logits of a softmax over the last axis."""
     return weights * (grad - (weights * grad).sum(-1, keepdim=True))
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
 FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
     'elu+1': elu1,
     'relu': torch.relu,
-    'softmax': softmax_channels,
-    'identity': _identity,
+    'softmax': lambda x: x.softmax(-1),  # over the channels of each token
+    'identity': lambda x: x,
 }
 # The same functions where autograd records nothing.
 FEATURE_VALUES: Dict[str, Callable[[Tensor], Tensor]] = {**FEATURE_MAPS, 'elu+1': _elu1}
 # (phi(x), gradient of phi(x)) to the gradient of x.
 FEATURE_GRADIENTS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'identity': lambda features, grad: grad,
-    'elu+1': _elu1_gradient,
+    'elu+1': lambda features, grad: features.clamp(max=1).mul_(grad),
     'relu': lambda features, grad: grad * (features > 0),
     'softmax': softmax_gradient,
 }

@@ -6,7 +6,7 @@ tokens, computed online. MALA needs ``sum_j w_j v_j`` as well. Each program proc
 tokens of one head and writes its sums once; :mod:`.reduction` adds the chunks.
 """
 
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Tuple
 
 import torch
 import triton
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .partition import CallKey, Tokens, padded
-from .reduction import mean_of_chunks
+from .reduction import MEAN, SOFTMAX, sum_of_chunks
 from .triton_helpers import (
     ELU1,
     LOWEST,
@@ -104,89 +104,45 @@ def _kv_state_kernel(
         tl.store(TOP + at, top)
 
 
-class KVOptions(NamedTuple):
-    """Options of the sums over the keys.
-
-    Attributes:
-        kind: ``''`` for linear attention, ``'rala'`` or ``'mala'``.
-        feature: value of :data:`.triton_helpers.FEATURES`.
-        width: width of the map, which rotary position needs.
-        has_rotary: True with rotary position.
-        images: number of packed images, 0 for others.
-        longest: the most tokens of a packed image.
-        has_mask: True with a padding mask of the keys.
-    """
-
-    kind: str = ''
-    feature: int = 0
-    width: int = 0
-    has_rotary: bool = False
-    images: int = 0
-    longest: int = 0
-    has_mask: bool = False
-
-    def name(self, kernel: str) -> str:
-        """Return the name of a kernel in the launch table."""
-        return f'{self.kind}_{kernel}' if self.kind else kernel
-
-    @property
-    def extra_rows(self) -> int:
-        """Return the rows of the state after S: z, and the mean value in MALA."""
-        return 2 if self.kind == 'mala' else 1
-
-    def tokens(self, x: Tokens) -> Tokens:
-        """Return the facts about tokens, by which packed images are a batch of the longest."""
-        return x._replace(batch=self.images, num_tokens=self.longest) if self.images else x
-
-    def constants(self, x: Tokens) -> Dict[str, Any]:
-        """Return the constants that the kernels of linear attention, RALA and MALA share."""
-        return dict(
-            FEATURE=self.feature, EXTRA_ROWS=self.extra_rows,
-            ROTARY=x.dim // 4 if self.has_rotary else 0, PACKED=self.images > 0,
-        )  # fmt: skip
-
-
 class KVStateLaunches:
     """Launches of the normalised sums over the keys.
 
     Args:
-        key: key of the call; keys and values are the tensors 1 and 2.
-        options: options of the sums.
+        key: key of the call; the values are its tensor 2.
+        name: row of the launch table.
+        k: facts about the keys.
+        width: width of the map, which rotary position needs.
         query_splits: number of partial sums of the mean query of RALA.
+        constants: constants of the kernel, except those of :meth:`.CallKey.over_tokens`.
     """
 
-    def __init__(self, key: CallKey, options: KVOptions, query_splits: int = 0) -> None:
-        k = options.tokens(key.tokens(1))
-        self.scored = options.kind == 'rala'
+    def __init__(
+        self, key: CallKey, name: str, k: Tokens, width: int, query_splits: int, **constants: Any
+    ) -> None:
+        self.scored = constants['SCORED']
         self.launch = key.over_tokens(
-            options.name('kv_state'), _kv_state_kernel, k, (*k.strides, *key.strides[2]),
-            options.width, after=(query_splits, k.dim**-0.5), **options.constants(k),
-            HAS_MASK=options.has_mask, SCORED=self.scored,
+            name, _kv_state_kernel, k, (*k.strides, *key.strides[2]), width,
+            after=(query_splits, k.dim**-0.5), **constants,
         )  # fmt: skip
-        size = padded(k.dim)
+        size, splits = padded(k.dim), self.launch.splits
         self.per_head = (k.batch, k.heads)
-        self.parts = (*self.per_head, self.launch.splits)
-        self.state = (size + options.extra_rows, size)
-        # One row: all elements of a head share a mass.
-        elements = self.state[0] * self.state[1]
-        count = k.batch * k.heads
-        self.reduce = mean_of_chunks(self.scored, count, self.launch.splits, 1, elements)
+        self.parts = (*self.per_head, splits)
+        self.state = (size + constants['EXTRA_ROWS'], size)
+        self.reduce = None
+        if splits > 1:
+            # One row: all elements of a head share a mass.
+            elements, mode = self.state[0] * size, SOFTMAX if self.scored else MEAN
+            self.reduce = sum_of_chunks(k.batch * k.heads, splits, 1, elements, mode=mode)
 
     def __call__(
-        self,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor,
-        images: Optional[Tensor],
-        axes: Optional[Tensor],
-        queries: Sequence[Tensor] = (),
+        self, k: Tensor, v: Tensor, mask: Tensor, images: Tensor, axes: Tensor, *queries: Tensor
     ) -> Tuple[Tensor, Tensor]:
         """Return the sums and their mass, float32.
 
         Args:
             mask: result of :func:`.launch.as_bytes`.
-            images: :meth:`.packed.PackedShapes.table` of packed images.
-            axes: :meth:`.rotary.Rotary.axes` of rotary position.
+            images: :meth:`.packed.PackedShapes.table` of packed images, or any tensor.
+            axes: :meth:`.rotary.Rotary.axes` of rotary position, or any tensor.
             queries: partial sums of phi(q) of RALA (B, heads, query_splits, BD) and their numbers
                 of tokens; the mean (B, heads, BD) and number (B, heads) that are written.
 
@@ -200,9 +156,8 @@ class KVStateLaunches:
         top = k.new_empty(self.parts, dtype=torch.float32) if self.scored else mass
         query_sums, query_counts, mean, count = queries or (k, k, k, k)
         self.launch(
-            k, v, mask, k if images is None else images, k if axes is None else axes,
-            query_sums, query_counts, parts, top, mass, mean, count,
-        )  # fmt: skip
+            k, v, mask, images, axes, query_sums, query_counts, parts, top, mass, mean, count
+        )
         if self.reduce is None:  # one chunk, which the kernel has normalised
             return parts.view(*self.per_head, *self.state), mass.view(self.per_head)
         sums = k.new_empty((*self.per_head, *self.state), dtype=torch.float32)

@@ -1,19 +1,21 @@
-"""Launches of the Triton kernels, in eager calls and in training.
+"""Launches of the Triton kernels, in eager calls, in training and in compiled code.
 
 Eager calls launch the kernels directly, in training from a ``torch.autograd.Function``; what a
 launch needs besides its tensors is computed once for each shape. The code of ``torch.compile``
-and dispatch modes see a custom operator instead, see :mod:`.compiled`.
+and dispatch modes see a custom operator, one for all kernels. The module that holds them is an
+argument, and so are their options as text: a schema knows tensors, numbers and strings alone.
 """
 
+import ast
+from importlib import import_module
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from .compiled import compiled_call
 from .first_derivative import first_derivative_only
 from .launch_table import Config
-from .numerics import has_dispatch_mode, needs_gradient
+from .numerics import has_dispatch_mode, needs_gradient, token_major
 
 
 class Launch:
@@ -37,14 +39,9 @@ class Launch:
     )  # fmt: skip
 
     def __init__(
-        self,
-        kernel: Any,
-        grid: Sequence[int],
-        sizes: Sequence[float],
-        constants: Dict[str, Any],
-        config: Config,
-        aligned: bool,
-    ) -> None:
+        self, kernel: Any, grid: Sequence[int], sizes: Sequence[float], constants: Dict[str, Any],
+        config: Config, aligned: bool,
+    ) -> None:  # fmt: skip
         self.kernel, self.sizes, self.constants = kernel, tuple(sizes), constants
         self.grid = (*grid, 1, 1)[:3]
         self.splits = self.grid[1]  # chunks of a head, in kernels over tokens
@@ -79,7 +76,7 @@ def start(launch: Launch, tensors: Sequence[Tensor]) -> Any:
     """Compile and launch a kernel by Triton; None in Triton's interpreter.
 
     Raises:
-        RuntimeError: the kernel cannot be compiled or call_on_device; the message names the cure.
+        RuntimeError: the kernel cannot be compiled or launched; the message names the cure.
     """
     try:
         return launch.kernel[launch.grid](
@@ -129,14 +126,12 @@ class KernelOperator(NamedTuple):
     num_unsaved: int = 1
 
     def __call__(self, options: Any, *tensors: Optional[Tensor]) -> Any:
-        """Compute the output, or a tuple of several outputs.
-
-        Args:
-            options: an instance of the class of the options.
-            tensors: arguments of ``forward``; the first one is not None.
-        """
+        """Compute the output, or a tuple of several outputs; the first tensor is not None."""
         if torch.compiler.is_compiling() or has_dispatch_mode():
-            results = compiled_call(self.forward.__module__, options, self.num_sizes, tensors)
+            given = tuple([x is not None for x in tensors])  # autograd overlooks lists with None
+            present, sizes = [x for x in tensors if x is not None], list(options[: self.num_sizes])
+            rest = _encoded(given, tuple(options[self.num_sizes :]))
+            results = _forward(present, self.forward.__module__, sizes, rest)
         elif needs_gradient(*tensors):
             return _Function.apply(self, options, *tensors)
         else:
@@ -145,13 +140,7 @@ class KernelOperator(NamedTuple):
 
 
 def call_on_device(function: Callable[..., Any], options: Any, *args: Any) -> Any:
-    """Call a function that launches kernels, with the device of its tensors as the current one.
-
-    Args:
-        function: called with ``(options, *args)``.
-        options: options of the kernels.
-        args: tensors, or lists of them.
-    """
+    """Call ``function(options, *args)``, with the device of its tensors as the current one."""
     first = args[0] if isinstance(args[0], Tensor) else args[0][0]
     index = first.get_device()
     if index < 0 or index == torch.cuda.current_device():
@@ -176,3 +165,71 @@ class _Function(torch.autograd.Function):
             ctx.operator.backward, ctx.options, grads, saved[:count], saved[count:]
         )
         return (None, None, *found, *[None] * (count - len(found)))
+
+
+@torch.compiler.assume_constant_result
+def _encoded(*values: tuple) -> str:
+    return repr(values)
+
+
+def _decoded(
+    module: str, tensors: Sequence[Tensor], sizes: Sequence[int], rest: str
+) -> Tuple[Any, Any, List[Optional[Tensor]]]:
+    """Return the operator, its options, and its tensors with None where there is none."""
+    operator, (given, options) = import_module(module).OPERATOR, ast.literal_eval(rest)
+    left = iter(tensors)
+    return operator, operator.options(*sizes, *options), [next(left) if g else None for g in given]
+
+
+@torch.library.custom_op('mmlinattn::kernels', mutates_args=())
+def _forward(
+    tensors: Sequence[Tensor], module: str, sizes: Sequence[int], rest: str
+) -> List[Tensor]:
+    operator, options, given = _decoded(module, tensors, sizes, rest)
+    return call_on_device(operator.forward, options, *given)
+
+
+@_forward.register_fake
+def _(tensors, module, sizes, rest):
+    operator, options, given = _decoded(module, tensors, sizes, rest)
+    return operator.fake(options, *given)
+
+
+@torch.library.custom_op('mmlinattn::kernels_backward', mutates_args=())
+def _backward(
+    grads: Sequence[Tensor], tensors: Sequence[Tensor], saved: Sequence[Tensor], module: str,
+    sizes: Sequence[int], rest: str,
+) -> List[Tensor]:  # fmt: skip
+    operator, options, given = _decoded(module, tensors, sizes, rest)
+    return list(call_on_device(operator.backward, options, grads, given, saved))
+
+
+@_backward.register_fake
+def _(grads, tensors, saved, module, sizes, rest):
+    count = import_module(module).OPERATOR.num_gradients
+    return [
+        token_major(x) if i < 3 and x.dim() == 4 else x.new_empty(x.shape)
+        for i, x in enumerate(tensors[:count])
+    ]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    tensors, *ctx.options = inputs
+    operator, ctx.count = import_module(ctx.options[0]).OPERATOR, len(tensors)
+    ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
+    ctx.save_for_backward(*tensors, *output[operator.num_unsaved :])
+
+
+def _autograd(ctx, grads):
+    saved, count = ctx.saved_tensors, ctx.count
+    tensors, saved = list(saved[:count]), list(saved[count:])
+    module, sizes, _ = ctx.options
+    grads = list(grads[: import_module(module).OPERATOR.num_outputs])
+    if any(g is None for g in grads):  # one of several outputs is unused; all are saved then
+        grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, saved)]
+    found = _backward(grads, tensors, saved, *ctx.options)
+    # An empty list counts as one of tensors.
+    return [*found, *[None] * (count - len(found))], None, None if sizes else [], None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

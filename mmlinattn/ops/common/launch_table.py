@@ -43,14 +43,9 @@ INTERPRETED = Config(block=32, warps=4, stages=1, registers=0, shared=0)
 def find(
     architecture: str, kernel: str, dtype: torch.dtype, dim: int, num_anchors: int = 0
 ) -> Optional[Config]:
-    """Return the configuration of a kernel, or None if it has none.
+    """Return the configuration of a kernel for heads of ``dim`` channels, or None if it has none.
 
-    Args:
-        architecture: ``'sm_80'`` or ``'sm_90'``.
-        kernel: its name in the table, without dtype and anchors.
-        dtype: dtype of the tokens.
-        dim: channels per head, at most 128.
-        num_anchors: number of anchors, at most 128; 0 for a kernel without anchors.
+    ``kernel`` is its name in the table, without dtype and anchors; 0 for one without anchors.
 
     Example:
         >>> find('sm_90', 'kv_state', torch.bfloat16, 64)[:3]

@@ -20,30 +20,11 @@ def architecture(device: Any) -> str:
     return 'sm_90' if device.shared_memory_per_block_optin >= 227 * 1024 else 'sm_80'
 
 
-class Partition(NamedTuple):
-    """Partition of the tokens between the programs of a kernel.
+def split_tokens(name: str, x: 'Tokens', num_anchors: int = 0) -> Tuple[Config, int, int]:
+    """Return the configuration of a kernel, the tokens of a program, and the programs of a head.
 
-    Attributes:
-        config: tokens per block, warps, stages.
-        chunk: tokens per program.
-        splits: programs per head.
-    """
-
-    config: Config
-    chunk: int
-    splits: int
-
-
-def split_tokens(name: str, x: 'Tokens', num_anchors: int = 0) -> Partition:
-    """Choose chunks so that the programs that fit on the device share the tokens.
-
-    At least four blocks per program, because each program writes its sums. In the interpreter two
-    blocks per program, so that tests see several chunks.
-
-    Args:
-        name: kernel of :mod:`.launch_table`.
-        x: facts about the tokens.
-        num_anchors: number of anchors, for kernels with anchors.
+    The programs that fit on the device share the tokens, at least four blocks each, because each
+    writes its sums. In the interpreter it is two blocks, so that tests see several chunks.
     """
     if x.device_index is None:
         config = launch_table.INTERPRETED
@@ -56,21 +37,19 @@ def split_tokens(name: str, x: 'Tokens', num_anchors: int = 0) -> Partition:
         programs = _programs(config, device) * device.multi_processor_count
         programs = max(1, programs // (x.batch * x.heads))
         chunk = config.block * max(4, -(-x.num_tokens // (programs * config.block)))
-    return Partition(config, chunk, -(-x.num_tokens // chunk))
+    return config, chunk, -(-x.num_tokens // chunk)
 
 
 def _programs(config: Config, device: Any) -> int:
     """Return how many programs of a kernel a multiprocessor runs at once."""
     of_warp = -(-max(config.registers, 16) // 8) * 8 * 32  # registers come in steps of 8
     shared = device.shared_memory_per_multiprocessor // 1024
-    return max(
-        1,
-        min(
-            device.regs_per_multiprocessor // (of_warp * config.warps),
-            shared // (config.shared + 1),  # each program reserves another KiB
-            device.max_threads_per_multi_processor // (32 * config.warps),
-        ),
+    fit = min(
+        device.regs_per_multiprocessor // (of_warp * config.warps),
+        shared // (config.shared + 1),  # each program reserves another KiB
+        device.max_threads_per_multi_processor // (32 * config.warps),
     )
+    return max(fit, 1)
 
 
 class Tokens(NamedTuple):
@@ -131,27 +110,14 @@ class CallKey(NamedTuple):
         return Tokens(batch, heads, num_tokens, dim, strides, self.dtypes[0], self.device_index)
 
     def over_tokens(
-        self,
-        name: str,
-        kernel: Any,
-        x: Tokens,
-        strides: Sequence[int],
-        *sizes: float,
-        after: Sequence[float] = (),
-        num_anchors: int = 0,
-        **constants: Any,
-    ) -> Launch:
-        """Return the launch of one program per head and chunk of tokens.
+        self, name: str, kernel: Any, x: Tokens, strides: Sequence[int], *sizes: float,
+        after: Sequence[float] = (), num_anchors: int = 0, **constants: Any,
+    ) -> Launch:  # fmt: skip
+        """Return the launch of one program per head and chunk of the tokens ``x``.
 
-        Args:
-            name: its row of :mod:`.launch_table`.
-            kernel: a function of ``triton.jit``; after its tensors it has ``strides``, the number
-                of heads and of tokens, ``sizes``, the tokens of a chunk, and ``after``.
-            x: the tokens.
-            strides: strides of its tensors.
-            sizes, after: further arguments, before and after the tokens of a chunk.
-            num_anchors: number of anchors, for kernels with anchors.
-            constants: values of its ``constexpr`` parameters, besides D, BD and BN.
+        After its tensors the kernel has ``strides``, the number of heads and of tokens, ``sizes``,
+        the tokens of a chunk, and ``after``. ``constants`` are its ``constexpr`` parameters besides
+        D, BD and BN.
         """
         config, chunk, splits = split_tokens(name, x, num_anchors)
         constants.update(D=x.dim, BD=padded(x.dim), BN=config.block)
@@ -179,26 +145,15 @@ def _unsupported(*args: Any) -> Optional[str]:
 def unsupported_tokens(
     q: Tensor, value_dim: int, kernels: Tuple[str, ...], num_anchors: int = 0
 ) -> Optional[str]:
-    """Return why kernels cannot serve these tokens, or None if they can.
-
-    Args:
-        q: queries (B, heads, N, d).
-        value_dim: channels per head of the values.
-        kernels: names in :mod:`.launch_table`.
-        num_anchors: number of anchors, for kernels with anchors.
-    """
+    """Return why kernels cannot serve queries (B, heads, N, d), or None if they can."""
     return _unsupported(q.get_device(), q.dtype, q.shape[3], value_dim, kernels, num_anchors)
 
 
 @functools.cache
 def _find_unsupported(
-    index: int,
-    dtype: torch.dtype,
-    dim: int,
-    value_dim: int,
-    kernels: Tuple[str, ...],
+    index: int, dtype: torch.dtype, dim: int, value_dim: int, kernels: Tuple[str, ...],
     num_anchors: int,
-) -> Optional[str]:
+) -> Optional[str]:  # fmt: skip
     if dtype not in DTYPES:
         return f'kernels support float16, bfloat16 and float32, got {dtype}'
     if not MIN_DIM <= dim <= MAX_DIM:

@@ -64,7 +64,11 @@ def sum_of_chunks(
     count: int, splits: int, rows: int, cols: int, *, outer: int = 1,
     size: Optional[Tuple[int, int]] = None, parts: int = 1, mode: int = SUM,
 ) -> Launch:  # fmt: skip
-    """Return the launch that sums chunks, with arguments ``(PARTS, PARTS, PARTS, OUT, OUT2, OUT)``.
+    """Return the launch that sums chunks, with arguments ``(PARTS, TOP, MASS, OUT, OUT2, TOTAL)``.
+
+    SUM reads PARTS alone. MEAN and SOFTMAX average rows by their masses, MASS (B, heads, splits,
+    rows); SOFTMAX has masses relative to the exponential of TOP. They write TOTAL (B, heads, rows):
+    masses of at least 1, with SOFTMAX the log of the sum of all weights.
 
     Args:
         count: number of sums: heads of all images, or of one if images are summed.
@@ -73,7 +77,7 @@ def sum_of_chunks(
         outer: number of images that are summed.
         size: (m, d) of a sum, ``m <= rows`` and ``d <= cols``; (rows, cols) by default.
         parts: 2 if a chunk has two parts, whose sums are OUT and OUT2.
-        mode: SUM; the others are those of :func:`mean_of_chunks`.
+        mode: SUM, MEAN or SOFTMAX.
     """
     m, d = size or (rows, cols)
     chunks = min(CHUNKS, triton.next_power_of_2(outer * splits))
@@ -84,20 +88,3 @@ def sum_of_chunks(
     sizes = (outer, count, splits, parts * rows * cols)
     # All tensors are new, and so aligned.
     return Launch(_reduce_kernel, grid, sizes, constants, config, True)
-
-
-def mean_of_chunks(scored: bool, count: int, splits: int, rows: int, cols: int) -> Optional[Launch]:
-    """Return the launch that averages chunks by the masses of their rows; None for one chunk.
-
-    Its arguments are ``(PARTS, TOP, MASS, OUT, OUT, TOTAL)``: parts (B, heads, splits, rows, cols),
-    largest exponents and masses (B, heads, splits, rows); means (B, heads, rows, cols), and masses
-    (B, heads, rows) of at least 1, with scores the log of the sum of all weights.
-
-    Args:
-        scored: True if masses are relative to the exponential of the largest exponent.
-        count: number of heads of all images.
-        splits: number of chunks of a head.
-        rows, cols: shape of a part.
-    """
-    mode = SOFTMAX if scored else MEAN
-    return None if splits == 1 else sum_of_chunks(count, splits, rows, cols, mode=mode)

@@ -224,6 +224,7 @@ def forward(options: tuple, *tensors: Any) -> List[Tensor]:
     return out
 
 
+@functools.lru_cache(maxsize=1024)
 class _BackwardLaunches:
     def __init__(self, key: CallKey) -> None:
         q, (_, k, *_, grad_q, grad_k) = key.tokens(0), key.strides
@@ -240,16 +241,12 @@ class _BackwardLaunches:
         self.add = [sum_of_chunks(count, splits, *size, outer=outer) for size in self.sizes]
 
 
-_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
-
-
 def backward(
-    options: tuple, grads: Sequence[Tensor], tensors: Sequence[Any],
-    saved: Sequence[Tensor],
-) -> Tuple[Tensor, ...]:  # fmt: skip
+    options: tuple, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
+) -> Tuple[Tensor, ...]:
     """Return the gradients of q, k and the parameters."""
     q, k, *learnt = tensors
-    launches = _backward_launches(CallKey.of(options, *tensors, *grads))
+    launches = _BackwardLaunches(CallKey.of(options, *tensors, *grads))
     dq, dk = token_major(q), token_major(k)
     parts = [q.new_empty((*launches.parts, *size), dtype=torch.float32) for size in launches.sizes]
     frequencies, weight, _ = learnt

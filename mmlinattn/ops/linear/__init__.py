@@ -1,6 +1,6 @@
 """Linear attention, rank-augmented (RALA), magnitude-aware (MALA) and unnormalised."""
 
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def linear_attention(
         key_padding_mask, eps, feature_map, rotary, mean_normaliser=mean_normaliser,
         num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
-    return _run('linear_attention', backend, linear_reference, q, k, v, options)
+    return _run('linear_attention', backend, q, k, v, options)
 
 
 def rala_attention(
@@ -110,10 +110,10 @@ def rala_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask, eps, feature_map, rotary, rank_augmented=True,
+        key_padding_mask, eps, feature_map, rotary, kind='rala',
         token_weights=token_weights, num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
-    return _run('rala_attention', backend, linear_reference, q, k, v, options)
+    return _run('rala_attention', backend, q, k, v, options)
 
 
 def mala_attention(
@@ -153,10 +153,10 @@ def mala_attention(
         torch.Size([2, 4, 30, 16])
     """
     options = LinearOptions(
-        key_padding_mask, eps, feature_map, rotary, magnitude_aware=True,
+        key_padding_mask, eps, feature_map, rotary, kind='mala',
         num_keys=_num_keys(k, cross), packed=packed,
     )  # fmt: skip
-    return _run('mala_attention', backend, mala_reference, q, k, v, options)
+    return _run('mala_attention', backend, q, k, v, options)
 
 
 def _num_keys(k: Tensor, cross: bool) -> Optional[int]:
@@ -164,13 +164,10 @@ def _num_keys(k: Tensor, cross: bool) -> Optional[int]:
     return k.shape[2] if cross and k.dim() == 4 else None
 
 
-Form = Callable[[Tensor, Tensor, Tensor, LinearOptions], Tensor]
-
-
 def _run(
-    operator: str, backend: str, form: Form, q: Tensor, k: Tensor, v: Tensor, options: LinearOptions
+    operator: str, backend: str, q: Tensor, k: Tensor, v: Tensor, options: LinearOptions
 ) -> Tensor:
-    """Check the arguments and run the chosen implementation; ``form`` is the reference."""
+    """Check the arguments and run the chosen implementation."""
     rotary, packed, mask = options.rotary, options.packed, options.key_padding_mask
     check_qkv(q, k, v, mask, options.num_keys is not None)
     if rotary is not None or packed is not None:
@@ -185,7 +182,8 @@ def _run(
     chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
     if chosen == 'triton':
         return _run_kernels(q, k, v, options)
-    form = linear_torch if chosen == 'torch' else form
+    reference = mala_reference if options.kind == 'mala' else linear_reference
+    form = linear_torch if chosen == 'torch' else reference
     if packed is None:
         return form(q, k, v, options)
     images = zip(*(packed.split(x, 2) for x in (q, k, v)), options.images())

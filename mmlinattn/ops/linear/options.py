@@ -15,10 +15,9 @@ class LinearOptions(NamedTuple):
     eps: float
     feature_map: str
     rotary: Optional[Rotary] = None
-    rank_augmented: bool = False  # weight keys as RALA: by token_weights, or else by a softmax
-    token_weights: Optional[Tensor] = None  # broadcastable to [B, H, N], mean 1; in torch sum 1
+    kind: str = ''  # '' for linear attention; 'rala' weights keys; 'mala' scales and shifts outputs
+    token_weights: Optional[Tensor] = None  # of RALA: to [B, H, N], mean 1; in torch sum 1
     mean_normaliser: bool = False  # add eps to a mean over the keys, as RALA always does
-    magnitude_aware: bool = False  # scale and shift the output by the normaliser as MALA does
     num_keys: Optional[int] = None  # M of cross-attention, whose mask is of the keys alone
     packed: Optional[PackedShapes] = None
 
@@ -42,13 +41,6 @@ class LinearOptions(NamedTuple):
         ]
 
     @property
-    def kind(self) -> str:
-        """Return the name of its kernels: ``'rala'``, ``'mala'`` or ``''`` (linear attention)."""
-        if self.magnitude_aware:
-            return 'mala'
-        return 'rala' if self.scored else ''
-
-    @property
     def scored(self) -> bool:
         """Return True if a softmax over the tokens weights the keys."""
-        return self.rank_augmented and self.token_weights is None
+        return self.kind == 'rala' and self.token_weights is None

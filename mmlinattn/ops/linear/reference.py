@@ -15,7 +15,7 @@ def linear_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) ->
     """Compute :func:`mmlinattn.ops.linear_attention`, or RALA, by its definition."""
     q, k = _features(q, k, options)
     eps: Any = options.eps
-    if options.mean_normaliser or options.rank_augmented:
+    if options.mean_normaliser or options.kind == 'rala':
         eps = eps * _real_tokens(k, options)[1][..., None]  # of a mean, which is a sum here
     normaliser = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) + eps
     q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
@@ -38,7 +38,7 @@ def _features(q: Tensor, k: Tensor, options: LinearOptions) -> Tuple[Tensor, Ten
     """Return phi(q) and ``a_j phi(k_j)``, where a_j is RALA's weight, else 1, and 0 for padding."""
     phi = FEATURE_MAPS[options.feature_map]
     q, k = phi(q), zero_padding(phi(k), options.key_padding_mask)
-    return q, k * _rala_weights(q, k, options)[..., None] if options.rank_augmented else k
+    return q, k * _rala_weights(q, k, options)[..., None] if options.kind == 'rala' else k
 
 
 def _real_tokens(k: Tensor, options: LinearOptions) -> Tuple[Tensor, Tensor]:

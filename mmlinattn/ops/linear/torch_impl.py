@@ -152,7 +152,7 @@ class _Call:
         """Return the eps to add to the product with the sums, see :func:`_eps`."""
         eps, options = _eps(q, self.options, self.dtype), self.options
         # Weights of sum 1 and means are not scaled in the end.
-        return eps if options.rank_augmented or options.magnitude_aware else eps * self.scale
+        return eps if options.kind else eps * self.scale
 
 
 class _Attention(torch.autograd.Function):
@@ -211,7 +211,7 @@ def _attend_whole(
     weight = options.token_weights
     if weight is not None:
         weight = weight[..., None, :]
-    elif options.rank_augmented:
+    elif options.kind == 'rala':
         padding = None if mask is None else mask[:, None, None]
         if mask is None or options.num_keys is not None:
             # torch's mean: ONNX export by tracing would store a number of tokens as a constant.
@@ -230,7 +230,7 @@ def _attend_whole(
         z, k = weight @ k, k * weight[..., 0, :, None]
     state = (k if angles is None else turn(k, angles, False, tracing)).transpose(-2, -1) @ v
     del k  # its memory is still in the cache
-    if options.magnitude_aware:
+    if options.kind == 'mala':
         count = _count(v, mask)
         values = (v.sum(2, keepdim=True) if weight is None else weight @ v) / count
         state, z = state / count, z / count
@@ -257,7 +257,7 @@ def _normalise(
 
 def _kv_state(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> KVState:
     """Return the sums over all keys; the softmax over the tokens is computed online."""
-    half, means = call.half, call.options.magnitude_aware
+    half, means = call.half, call.options.kind == 'mala'
     mean = softmax = None
     if call.options.scored:
         mean, softmax = _mean_query(call, q), OnlineSoftmax()
@@ -328,7 +328,7 @@ def _norm(features: Tensor, z: Tensor, half: Half) -> Tensor:
 
 def _query_gradients(call: _Call, grad: Tensor, q: Tensor, sums: KVState) -> Tuple[Tensor, KVState]:
     """Return gradients of the queries, except through their mean, and of the state."""
-    half, scale, means = call.half, q.shape[-1] ** -0.5, call.options.magnitude_aware
+    half, scale, means = call.half, q.shape[-1] ** -0.5, call.options.kind == 'mala'
     eps, state = call.eps(q), sums.state.mT
     # Without rotation the gradients of queries are small differences of what all values have in
     # common: rounded sums would cost most digits.
@@ -368,7 +368,7 @@ def _key_gradients(
     half, scale, options = call.half, k.shape[-1] ** -0.5, call.options
     d_state, d_z, d_values = d_sums.state, d_sums.z, d_sums.values
     d_weights = None if options.token_weights is None else torch.empty_like(options.token_weights)
-    if options.magnitude_aware:
+    if options.kind == 'mala':
         count = _count(k, call.mask)
         d_state, d_z, d_values = d_state / count, d_z / count, d_values / count
     elif half is not None:

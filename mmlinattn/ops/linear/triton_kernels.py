@@ -16,14 +16,14 @@ table:
 """
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KVOptions, KVStateLaunches
+from ..common.kv_state import KVStateLaunches
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.numerics import token_major
 from ..common.partition import CallKey, padded, token_strides, unsupported_tokens
@@ -349,44 +349,49 @@ class KernelOptions(NamedTuple):
     cross: bool
 
 
-def _key_options(key: CallKey) -> KVOptions:
-    """Return the options of kernels over the keys; tensors are those of :func:`forward`."""
-    options, images = key.options, key.shapes[4]
-    return KVOptions(
-        options.kind, FEATURES[options.feature_map], options.width, key.shapes[5] is not None,
-        0 if images is None else images[0], options.longest, key.shapes[3] is not None,
-    )  # fmt: skip
-
-
-def _query_options(key: CallKey) -> KVOptions:
-    """Return the options of kernels over the queries, which read no mask of other keys."""
-    options = _key_options(key)
-    return options._replace(has_mask=False) if key.options.cross else options
-
-
-class _ForwardLaunches:
-    """Launches of the forward pass."""
+class _Launches:
+    """Sizes and constants that the launches of both passes share."""
 
     def __init__(self, key: CallKey) -> None:
-        keys, queries, options = _key_options(key), _query_options(key), key.options
-        q, scale = queries.tokens(key.tokens(0)), key.tokens(0).dim ** -0.5
-        self.scored, self.heads, self.bd = options.kind == 'rala', (q.batch, q.heads), padded(q.dim)
+        options, images = key.options, key.shapes[4]
+        q, k = key.tokens(0), key.tokens(1)
+        if images is not None:  # a batch of images, each as long as the longest
+            q, k = (x._replace(batch=images[0], num_tokens=options.longest) for x in (q, k))
+        self.q, self.k, self.heads, self.scale = q, k, (k.batch, k.heads), k.dim**-0.5
+        self.scored = options.kind == 'rala'
+        extra_rows = 2 if options.kind == 'mala' else 1  # z, and the mean value in MALA
+        self.bd, self.rows = padded(k.dim), padded(k.dim) + extra_rows
+        self.prefix = f'{options.kind}_' if options.kind else ''  # of rows of the launch table
+        self.has_mask = key.shapes[3] is not None
+        self.has_query_mask = self.has_mask and not options.cross
+        self.constants: Dict[str, Any] = dict(
+            FEATURE=FEATURES[options.feature_map], EXTRA_ROWS=extra_rows, PACKED=images is not None,
+            ROTARY=0 if key.shapes[5] is None else k.dim // 4,
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+class _ForwardLaunches(_Launches):
+    def __init__(self, key: CallKey) -> None:
+        super().__init__(key)
+        q, options, constants = self.q, key.options, self.constants
         self.output = key.over_tokens(
-            keys.name('query_output'), _query_output_kernel, q, (*q.strides, *token_strides(q)),
-            options.width, after=(options.eps, scale), **queries.constants(q),
+            f'{self.prefix}query_output', _query_output_kernel, q, (*q.strides, *token_strides(q)),
+            options.width, after=(options.eps, self.scale), **constants,
             OF_MEAN=options.mean_normaliser,
         )  # fmt: skip
         self.splits = 0
         if self.scored:
             self.query_mean = key.over_tokens(
                 'query_mean', _query_mean_kernel, q, q.strides, options.width,
-                FEATURE=queries.feature, HAS_MASK=queries.has_mask, PACKED=queries.images > 0,
+                FEATURE=constants['FEATURE'], HAS_MASK=self.has_query_mask,
+                PACKED=constants['PACKED'],
             )  # fmt: skip
             self.splits = self.query_mean.splits
-        self.kv_state = KVStateLaunches(key, keys, self.splits)
-
-
-_forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
+        self.kv_state = KVStateLaunches(
+            key, f'{self.prefix}kv_state', self.k, options.width, self.splits, **constants,
+            HAS_MASK=self.has_mask, SCORED=self.scored,
+        )  # fmt: skip
 
 
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
@@ -397,74 +402,60 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
         tensors: q, k, v (B, heads, N, d), padding mask (B, N) or None,
             :meth:`.PackedShapes.table` of packed images or None, :meth:`.Rotary.axes` or None.
     """
-    launches = _forward_launches(CallKey.of(options, *tensors))
+    launches = _ForwardLaunches(CallKey.of(options, *tensors))
     q, k, v, mask, images, axes = tensors
     padding = as_bytes(mask, q)
     images, axes = q if images is None else images, q if axes is None else axes
-
-    def new(*size: int) -> Tensor:
-        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
-
+    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
     queries: Sequence[Tensor] = ()
     if launches.scored:
         queries = new(launches.splits, launches.bd), new(launches.splits), new(launches.bd), new()
         launches.query_mean(q, padding, images, *queries[:2])
-    sums, mass = launches.kv_state(k, v, padding, images, axes, queries)
+    sums, mass = launches.kv_state(k, v, padding, images, axes, *queries)
     out = token_major(q)
     launches.output(q, images, axes, sums, mass, out)
     return [out, sums, mass, *queries[2:]]
 
 
-class _BackwardLaunches:
-    """Launches of the backward pass."""
-
+@functools.lru_cache(maxsize=1024)
+class _BackwardLaunches(_Launches):
     def __init__(self, key: CallKey) -> None:
-        keys, queries, options = _key_options(key), _query_options(key), key.options
-        q, k = queries.tokens(key.tokens(0)), keys.tokens(key.tokens(1))
-        scored = options.kind == 'rala'
-        bd, rows = padded(k.dim), padded(k.dim) + keys.extra_rows
-        self.scored, self.heads, self.bd, self.rows = scored, (k.batch, k.heads), bd, rows
+        super().__init__(key)
+        q, k, options = self.q, self.k, key.options
         # Gradients of sums are divided by it, which keeps them in range for any signs.
-        root, scale = k.num_tokens**0.5, k.dim**-0.5
+        root = k.num_tokens**0.5
         self.keys = key.over_tokens(
-            keys.name('key_backward'), _key_backward_kernel, k,
-            (*k.strides, *key.strides[2], *token_strides(k)), options.width, after=(scale, root),
-            **keys.constants(k), HAS_MASK=keys.has_mask, SCORED=scored,
+            f'{self.prefix}key_backward', _key_backward_kernel, k,
+            (*k.strides, *key.strides[2], *token_strides(k)), options.width,
+            after=(self.scale, root), **self.constants, HAS_MASK=self.has_mask, SCORED=self.scored,
         )  # fmt: skip
 
         def over_queries(name: str, adds: bool, writes: bool) -> Launch:
             return key.over_tokens(
                 name, _query_backward_kernel, q, (*q.strides, *key.strides[6], *token_strides(q)),
-                options.width, after=(self.keys.splits, options.eps, scale, root),
-                **queries.constants(q), HAS_MASK=queries.has_mask, SCORED=scored,
+                options.width, after=(self.keys.splits, options.eps, self.scale, root),
+                **self.constants, HAS_MASK=self.has_query_mask, SCORED=self.scored,
                 OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes,
             )  # fmt: skip
 
-        name = 'rala_query_sums' if scored else keys.name('query_backward')
-        self.query_sums = over_queries(name, True, not scored)
-        self.add_sums = sum_of_chunks(q.batch * q.heads, self.query_sums.splits, rows, bd)
-        if scored:
+        name = 'rala_query_sums' if self.scored else f'{self.prefix}query_backward'
+        self.query_sums = over_queries(name, True, not self.scored)
+        self.add_sums = sum_of_chunks(q.batch * q.heads, self.query_sums.splits, self.rows, self.bd)
+        if self.scored:
             self.query_gradients = over_queries('rala_query_backward', False, True)
 
 
-_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
-
-
 def backward(
-    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
-    saved: Sequence[Tensor],
-) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
+) -> Tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
     (grad,), (q, k, v, mask, images, axes) = grads, tensors
     sums, mass, *scores = saved
-    launches = _backward_launches(CallKey.of(options, *tensors, grad))
+    launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
     padding = as_bytes(mask, q)
     images, axes = q if images is None else images, q if axes is None else axes
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
-
-    def new(*size: int) -> Tensor:
-        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
-
+    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
     parts = new(launches.query_sums.splits, launches.rows, launches.bd)
     launches.query_sums(q, grad, padding, images, axes, sums, mass, q, dq, parts)
     d_sums = parts

@@ -28,7 +28,7 @@ from ..common.partition import (
     token_strides,
     unsupported_tokens,
 )
-from ..common.reduction import mean_of_chunks, sum_of_chunks
+from ..common.reduction import SOFTMAX, sum_of_chunks
 from ..common.triton_helpers import (
     LOWEST,
     add_product,
@@ -374,11 +374,12 @@ class _Launches:
 
     def between_anchors(self, name: str, kernel, splits: int, **flags: bool) -> Launch:
         """Return a launch of one program per head, which adds ``splits`` chunks."""
-        config = split_tokens(name, self.q, self.num_anchors).config
+        config = split_tokens(name, self.q, self.num_anchors)[0]
         constants = dict(BD=self.bd, BM=self.bm, ENDLESS=self.key.options.steps is None, **flags)
         return Launch(kernel, (self.count,), (*self.walk, splits), constants, config, True)
 
 
+@functools.lru_cache(maxsize=1024)
 class _ForwardLaunches(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
@@ -392,8 +393,8 @@ class _ForwardLaunches(_Launches):
         splits = self.state.splits
         solver_adds = self.has_transition and self.few(splits)
         self.reduce = None
-        if not solver_adds:
-            self.reduce = mean_of_chunks(True, self.count, splits, self.bm, self.cols)
+        if splits > 1 and not solver_adds:
+            self.reduce = sum_of_chunks(self.count, splits, self.bm, self.cols, mode=SOFTMAX)
         if self.has_transition:
             self.solve = self.between_anchors(
                 'anchor_solver', _solver_kernel, splits, ADD=solver_adds
@@ -401,9 +402,6 @@ class _ForwardLaunches(_Launches):
         self.output = self.over_tokens(
             'anchor_output', _output_kernel, (*q.strides, *token_strides(q), images[0])
         )
-
-
-_forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
 
 
 def forward(options: Walk, *tensors: Any) -> List[Tensor]:
@@ -419,12 +417,9 @@ def forward(options: Walk, *tensors: Any) -> List[Tensor]:
         and X (B, heads, BM, BD), empty if it is S.
     """
     q, k, v, anchors_q, anchors_k, mask = tensors
-    launches = _forward_launches(CallKey.of(options, *tensors))
+    launches = _ForwardLaunches(CallKey.of(options, *tensors))
     bm, cols = launches.bm, launches.cols
-
-    def new(*size: int) -> Tensor:
-        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
-
+    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
     splits = launches.state.splits
     parts, top, mass = new(splits, bm, cols), new(splits, bm), new(splits, bm)
     launches.state(q, k, v, anchors_q, anchors_k, as_bytes(mask, q), parts, top, mass)
@@ -443,6 +438,7 @@ def forward(options: Walk, *tensors: Any) -> List[Tensor]:
     return [out, sums, lse, x]
 
 
+@functools.lru_cache(maxsize=1024)
 class _BackwardLaunches(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
@@ -471,22 +467,15 @@ class _BackwardLaunches(_Launches):
         )  # fmt: skip
 
 
-_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
-
-
 def backward(
-    options: Walk, grads: Sequence[Tensor], tensors: Sequence[Any],
-    saved: Sequence[Tensor],
-) -> Tuple[Tensor, ...]:  # fmt: skip
+    options: Walk, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
+) -> Tuple[Tensor, ...]:
     """Return the gradients of q, k, v and both anchors."""
     (grad,), (q, k, v, anchors_q, anchors_k, mask) = grads, tensors
     sums, lse, x = saved
-    launches = _backward_launches(CallKey.of(options, *tensors, grad))
+    launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
     bd, bm = launches.bd, launches.bm
-
-    def new(*size: int) -> Tensor:
-        return q.new_empty((*launches.heads, *size), dtype=torch.float32)
-
+    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
     dx = parts = new(launches.output.splits, bm, bd)
     launches.output(q, anchors_k, grad, parts)
     if launches.add_x is not None:

@@ -5,9 +5,8 @@ from typing import Any, Optional, Tuple
 from torch import Tensor
 
 from ..common.checks import check_hw_shape, check_qkv
-from ..common.dispatch import check_backend as check_operator_backend
 from ..common.dispatch import choose_backend
-from ..common.numerics import Mask, is_exporting
+from ..common.numerics import is_exporting
 from .groups import RippleOptions, check_groups
 from .reference import ripple_reference
 from .rows import ripple_rows
@@ -15,13 +14,7 @@ from .sat import ripple_sat
 from .tile import ripple_tile
 from .weights import check_threshold, fixed_weights, stick_breaking
 
-__all__ = [
-    'check_backend',
-    'check_threshold',
-    'fixed_weights',
-    'ripple_attention',
-    'stick_breaking',
-]
+__all__ = ['check_groups', 'check_threshold', 'fixed_weights', 'ripple_attention', 'stick_breaking']
 
 ALGORITHMS = ('tile', 'sat')
 
@@ -87,7 +80,16 @@ def ripple_attention(
         torch.Size([2, 4, 30, 16])
     """
     check_groups(groups, backend)
-    hw_shape = _check(q, k, v, weights, hw_shape, key_padding_mask)
+    check_qkv(q, k, v, key_padding_mask)
+    hw_shape = check_hw_shape(q.shape[2], hw_shape, 'q')
+    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or not weights.shape[3]:
+        raise ValueError(
+            f'weights must have shape (B, heads, N, R + 1) = '
+            f'({", ".join(map(str, q.shape[:3]))}, R + 1) with R >= 0, got {tuple(weights.shape)}'
+        )
+    if not weights.is_floating_point() or weights.device != q.device:
+        found = f'{weights.dtype} on {weights.device}'
+        raise ValueError(f'weights must be floats on {q.device}, got {found}')
     options = RippleOptions(hw_shape, groups, key_padding_mask, eps)
     chosen = choose_backend(
         'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
@@ -110,29 +112,6 @@ def _kernels() -> Any:
     from .triton_kernels import OPERATOR
 
     return OPERATOR
-
-
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, hw_shape: Tuple[int, int], mask: Mask
-) -> Tuple[int, int]:
-    """Check the arguments and return (H, W) as integers."""
-    check_qkv(q, k, v, mask)
-    hw_shape = check_hw_shape(q.shape[2], hw_shape, 'q')
-    if weights.dim() != 4 or weights.shape[:3] != q.shape[:3] or not weights.shape[3]:
-        raise ValueError(
-            f'weights must have shape (B, heads, N, R + 1) = '
-            f'({", ".join(map(str, q.shape[:3]))}, R + 1) with R >= 0, got {tuple(weights.shape)}'
-        )
-    if not weights.is_floating_point() or weights.device != q.device:
-        found = f'{weights.dtype} on {weights.device}'
-        raise ValueError(f'weights must be floats on {q.device}, got {found}')
-    return hw_shape
-
-
-def check_backend(backend: str, groups: str) -> None:
-    """Raise ValueError unless backend and groups are known and compatible."""
-    check_operator_backend(backend, ALGORITHMS)
-    check_groups(groups, backend)
 
 
 def choose_algorithm(

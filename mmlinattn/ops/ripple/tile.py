@@ -228,10 +228,8 @@ class _Tiles:
         y, x, self.chunks = plan(n, height, width, groups, chunk_budget(device, True))
         self.y, self.x, self.single = y, x, len(self.chunks) == 1
         mask = (y.tile, x.tile), (y.pad, x.pad), groups - 1, weights.dtype
-        if tracing or y.tile * x.tile * groups * y.halo * x.halo >= 2**18:
-            self.in_group = in_group(*mask, device)
-        else:
-            self.in_group = constant(in_group, device, *mask, tracing=False)
+        large = y.tile * x.tile * groups * y.halo * x.halo >= 2**18
+        self.in_group = constant(in_group, device, *mask, tracing=tracing or large)
         self._buffers: Dict[str, Tensor] = {}
 
     def cut(self, name: str, maps: Tensor, chunk: _Chunk) -> Tensor:

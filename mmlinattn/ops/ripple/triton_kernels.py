@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.kv_state import KVOptions, KVStateLaunches
+from ..common.kv_state import KVStateLaunches
 from ..common.launch import KernelOperator, Launch, as_bytes
 from ..common.launch_table import Config
 from ..common.numerics import token_major
@@ -45,8 +45,6 @@ from .groups import RippleOptions
 KERNELS = (
     'kv_state', 'ripple', 'ripple_query_backward', 'ripple_far_backward', 'ripple_key_backward',
 )  # fmt: skip
-# Reason why this version of Triton cannot compile the kernels: it lacks tl.gather.
-PROBLEM = None if hasattr(tl, 'gather') else f'kernels need Triton 3.3, not {triton.__version__}'
 TILE = 8
 # Programs that search the real tokens of an image.
 BOXES = 64
@@ -59,8 +57,6 @@ def unsupported_reason(
 ) -> Optional[str]:
     """Return why the kernels cannot serve the call, or None if they can."""
     max_distance = weights.shape[-1] - 1
-    if PROBLEM is not None:
-        return PROBLEM
     if options.groups != 'chebyshev':
         return f'groups={options.groups!r} have no kernel'
     if not 1 <= max_distance <= MAX_DISTANCE:
@@ -391,19 +387,22 @@ class _Launches:
 
     def over_tiles(self, name: str, kernel: Any, strides: Sequence[int], *sizes: float) -> Launch:
         """Return a launch of one program per tile."""
-        config, columns, q = split_tokens(name, self.q).config, self.columns, self.q
+        config, columns, q = split_tokens(name, self.q)[0], self.columns, self.q
         block = max(config.block, columns)
         constants = dict(self.constants, D=q.dim, BD=self.bd, T=TILE, BX=columns, BK=block)
         grid, arguments = (q.batch * q.heads * self.num_tiles,), (*strides, *self.sizes, *sizes)
         return Launch(kernel, grid, arguments, constants, config, self.key.aligned)
 
 
+@functools.lru_cache(maxsize=1024)
 class _ForwardLaunches(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
         q, (_, k, v, weights, _) = self.q, key.strides
-        options = KVOptions(has_mask=key.shapes[4] is not None)
-        self.kv_state = KVStateLaunches(key, options)
+        self.kv_state = KVStateLaunches(
+            key, 'kv_state', key.tokens(1), 0, 0, FEATURE=0, EXTRA_ROWS=1, ROTARY=0, PACKED=False,
+            SCORED=False, HAS_MASK=self.constants['HAS_MASK'],
+        )  # fmt: skip
         strides = (*q.strides, *k, *v, *weights, *token_strides(q))
         self.ripple = self.over_tiles('ripple', _forward_kernel, strides, key.options.eps)
         chunk = -(-q.num_tokens // BOXES)
@@ -411,9 +410,6 @@ class _ForwardLaunches(_Launches):
             _box_kernel, (q.batch, BOXES), (*self.sizes[1:], chunk), dict(BN=1024),
             Config(1024, 4, 2, 0, 0), key.aligned,
         )  # fmt: skip
-
-
-_forward_launches = functools.lru_cache(maxsize=1024)(_ForwardLaunches)
 
 
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
@@ -427,16 +423,17 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
             None.
     """
     q, k, v, weights, mask = tensors
-    launches, padding = _forward_launches(CallKey.of(options, *tensors)), as_bytes(mask, q)
+    launches, padding = _ForwardLaunches(CallKey.of(options, *tensors)), as_bytes(mask, q)
     box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
     if mask is not None:
         launches.box(padding, box)
-    sums, mass = launches.kv_state(k, v, padding, None, None)
+    sums, mass = launches.kv_state(k, v, padding, q, q)
     out, norm = token_major(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     launches.ripple(q, k, v, weights, box, padding, sums, mass, out, norm)
     return [out, norm, sums, mass, box]
 
 
+@functools.lru_cache(maxsize=1024)
 class _BackwardLaunches(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
@@ -453,17 +450,13 @@ class _BackwardLaunches(_Launches):
         self.add_sums = sum_of_chunks(q.batch * q.heads, self.far.splits, self.bd + 1, self.bd)
 
 
-_backward_launches = functools.lru_cache(maxsize=1024)(_BackwardLaunches)
-
-
 def backward(
-    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any],
-    saved: Sequence[Tensor],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and the weights."""
     (grad,), (q, k, v, weights, mask) = grads, tensors
     norm, sums, mass, box = saved
-    launches = _backward_launches(CallKey.of(options, *tensors, grad))
+    launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
     padding = as_bytes(mask, q)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
     d_weights, d_norm = weights.new_empty(weights.shape), torch.empty_like(norm)
