@@ -8,12 +8,7 @@ from torch import Tensor, nn
 
 from ...ops.common.packed import PackedShapes
 from ..layers import CoreAttention
-from ..layers.core_coordinates import (
-    load_first_cores,
-    map_coordinates,
-    new_coordinates,
-    new_cores,
-)
+from ..layers.core_coordinates import load_first_cores, map_coordinates, new_coordinates, new_cores
 from ..layers.token_layout import HwShape
 
 

@@ -7,13 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.common.numerics import (
-    Mask,
-    accumulation_dtype,
-    constant,
-    is_tracing,
-    needs_gradient,
-)
+from ...ops.common.numerics import Mask, accumulation_dtype, constant, is_tracing, needs_gradient
 from ...ops.common.packed import PackedShapes
 from ...ops.common.rotary import turn
 

@@ -193,11 +193,7 @@ class StochasticPosition(LinearPosition):
     supports_onnx = False
 
     def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        num_realizations: Optional[int] = None,
-        seed: int = 0,
+        self, head_dim: int, num_heads: int, num_realizations: Optional[int] = None, seed: int = 0
     ) -> None:
         super().__init__(head_dim, num_heads)
         self.out_dims = check_integer(
