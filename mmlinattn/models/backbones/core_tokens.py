@@ -6,10 +6,9 @@ import torch
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ...ops.common.packed import PackedShapes
 from ..layers import CoreAttention
 from ..layers.core_coordinates import load_first_cores, map_coordinates, new_coordinates, new_cores
-from ..layers.token_layout import HwShape
+from ..layers.token_layout import HwShape, split_images
 
 
 class CoreMove(nn.Linear):
@@ -69,14 +68,10 @@ class CoreTokens(BaseModule):
         first, batch = self.num_first, x.shape[0]
         new = self.tokens[:, : count - first].expand(batch, -1, -1).to(x.dtype)
         augment = self.augmentation.draw(x.device) if self.training else None
-        parts: List[Tensor] = [x]
-        shapes: List[Any] = [hw_shape]
-        if isinstance(hw_shape, PackedShapes):
-            parts, shapes = hw_shape.with_extra_tokens(first).split(x), [*hw_shape.hw_shapes]
-            batch = len(parts)
-        tokens = [torch.cat([part[:, :first], new, part[:, first:]], 1) for part in parts]
-        maps = [map_coordinates(hw, self.coords, None, augment) for hw in shapes]
-        raw = self.coords[:, :count].expand(batch, -1, -1)
+        images = split_images(x, hw_shape, first)
+        tokens = [torch.cat([part[:, :first], new, part[:, first:]], 1) for part, _ in images]
+        maps = [map_coordinates(hw, self.coords, None, augment) for _, hw in images]
+        raw = self.coords[:, :count].expand(batch * len(images), -1, -1)
         return torch.cat(tokens, 1), raw, torch.cat(maps, 1)
 
     def layer_parts(self, layer: int) -> List[Any]:
@@ -95,7 +90,5 @@ class CoreTokens(BaseModule):
         """Return the coordinates (B, M, 2) before their tanh for a layer, from its input x."""
         if not layer:
             return raw
-        parts = [x]
-        if isinstance(hw_shape, PackedShapes):
-            parts = hw_shape.with_extra_tokens(count).split(x)
-        return raw + self.moves[layer - 1](torch.cat([part[:, :count] for part in parts]))
+        cores = [part[:, :count] for part, _ in split_images(x, hw_shape, count)]
+        return raw + self.moves[layer - 1](torch.cat(cores))

@@ -10,15 +10,8 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import (
-    MLP,
-    AttnCfg,
-    add_branch,
-    add_depthwise,
-    build_attention,
-    map_to_tokens,
-    tokens_to_map,
-)
+from ..layers import MLP, AttnCfg, add_branch, add_depthwise, build_attention
+from ..layers.token_layout import map_to_tokens, tokens_to_map
 from .hierarchical import HierarchicalBackbone
 from .patch_embed import pad_to_multiple
 

@@ -1,18 +1,18 @@
 """RAVLT, the backbone of "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR 2025)."""
 
 import warnings
-from typing import List, Optional, Sequence, Tuple, Union
+from functools import partial
+from typing import List, Optional, Sequence, Union
 
-import torch
 from mmcv.cnn import ConvModule
-from mmcv.cnn.bricks import DropPath
-from mmengine.model import BaseModule, ModuleList, trunc_normal_init
+from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, ConvFFN, add_branch, add_depthwise, build_attention
+from ..layers import AttnCfg
 from .base import Part
 from .hierarchical import HierarchicalBackbone
+from .transformer_block import TransformerBlock
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
 ARCHITECTURES = {
@@ -35,55 +35,9 @@ ARCHITECTURES = {
 }  # fmt: skip
 RELEASED_ATTENTIONS = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
 STRIDE = 32
-
-
-class RAVLTBlock(BaseModule):
-    """Conditional position encoding, attention and feed-forward layer with residual connections.
-
-    The block offers ``rotary=True``, ``lepe=5`` and ``gate='proj'``, the options of the released
-    models. ``SoftmaxAttention`` and its subclasses take them. RALA and MALA ignore the offer, since
-    the same values are their defaults; all other attentions keep their own defaults. An option in
-    ``attn_cfg`` always comes first.
-
-    Args:
-        embed_dims, num_heads: channels and heads.
-        mlp_ratio: hidden channels of the feed-forward layer over ``embed_dims``.
-        attn_cfg: the attention, see :func:`mmlinattn.models.layers.build_attention`.
-        drop_path: rate of stochastic depth.
-        layer_scale_init: initial value of the scales of the channels.
-        cpe: add a 3x3 depth-wise convolution of the input (conditional position encoding).
-    """
-
-    def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        mlp_ratio: float,
-        attn_cfg: AttnCfg,
-        drop_path: float = 0.0,
-        layer_scale_init: float = 1.0,
-        cpe: bool = True,
-    ) -> None:
-        super().__init__()
-        conv: dict = dict(padding=1, groups=embed_dims)
-        self.cpe = nn.Conv2d(embed_dims, embed_dims, 3, **conv) if cpe else None
-        self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.attn = build_attention(
-            attn_cfg, embed_dims, num_heads, rotary=True, lepe=5, gate='proj'
-        )
-        self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.ffn = ConvFFN(embed_dims, int(mlp_ratio * embed_dims))
-        self.drop_path = DropPath(drop_path)
-        self.gamma1 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
-        self.gamma2 = nn.Parameter(torch.full((embed_dims,), float(layer_scale_init)))
-
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """Apply the block to tokens (B, N, C)."""
-        if self.cpe is not None:
-            x = add_depthwise(x, self.cpe, hw_shape)
-        drop_path = self.drop_path
-        x = add_branch(x, self.attn(self.norm1(x), hw_shape), drop_path, self.gamma1)
-        return add_branch(x, self.ffn(self.norm2(x), hw_shape), drop_path, self.gamma2)
+# The attention's options are those of the released models: SoftmaxAttention and its subclasses take
+# them, RALA and MALA have them as defaults, and all other attentions keep their own defaults.
+RAVLTBlock = partial(TransformerBlock, ffn='residual_conv', rotary=True, lepe=5, gate='proj')
 
 
 @MODELS.register_module()
@@ -99,8 +53,8 @@ class RAVLT(HierarchicalBackbone):
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, or a dict with ``embed_dims``,
             ``depths``, ``num_heads`` and optionally ``mlp_ratios``, ``drop_path_rate`` and
             ``layer_scale_init``.
-        attn_cfg: see :class:`Backbone`. The blocks provide the options of the released models to
-            ``SoftmaxAttention``.
+        attn_cfg: see :class:`Backbone`. The blocks provide ``rotary=True``, ``lepe=5`` and
+            ``gate='proj'``, as in the released models, to ``SoftmaxAttention`` and its subclasses.
         in_channels: channels of the image.
         cpe: conditional position encoding in every block; False is a row of table 9.
         out_norm: LayerNorm over the channels of every output, for dense prediction; the released
@@ -118,6 +72,7 @@ class RAVLT(HierarchicalBackbone):
         ValueError: the image is smaller than the stride.
 
     Example:
+        >>> import torch
         >>> model = RAVLT('tiny', norm_cfg=dict(type='BN')).eval()
         >>> [tuple(f.shape) for f in model(torch.randn(1, 3, 64, 96))]
         [(1, 64, 16, 24), (1, 128, 8, 12), (1, 256, 4, 6), (1, 512, 2, 3)]

@@ -1,7 +1,6 @@
 """Pre-norm transformer block of most backbones."""
 
 import inspect
-from functools import partial
 from typing import Any, Callable, Dict, Optional
 
 import torch
@@ -11,22 +10,15 @@ from torch import Tensor, nn
 
 from ...ops.common.packed import PackedShapes
 from ...utils.suggest import did_you_mean
-from ..layers import (
-    MLP,
-    AttnCfg,
-    BaseAttention,
-    CoreCoordinates,
-    MixFFN,
-    ResidualMixFFN,
-    SwiGLU,
-    add_branch,
-    add_depthwise,
-    build_attention,
-    registered_subclasses,
-)
+from ..layers import AttnCfg, BaseAttention, CoreCoordinates, build_attention, registered_subclasses
+from ..layers.depthwise_conv import add_depthwise
+from ..layers.ffn import MLP, ConvFFN, MixFFN, ResidualMixFFN, SwiGLU
+from ..layers.residual import add_branch
 from ..layers.token_layout import HwShape, TokenLayout, local_position
 
-FFNS = ('mlp', 'mix', 'residual_mix', 'swiglu')
+FFNS: Dict[str, Callable[..., nn.Module]] = dict(
+    mlp=MLP, mix=MixFFN, residual_mix=ResidualMixFFN, residual_conv=ConvFFN, swiglu=SwiGLU
+)
 
 
 class TransformerBlock(BaseModule):
@@ -39,7 +31,8 @@ class TransformerBlock(BaseModule):
         drop_path: rate of stochastic depth.
         eps: eps of the norms.
         ffn: feed-forward layer: ``'mlp'`` (:class:`MLP`), ``'mix'`` (:class:`MixFFN`),
-            ``'residual_mix'`` (:class:`ResidualMixFFN`) or ``'swiglu'`` (:class:`SwiGLU`).
+            ``'residual_mix'`` (:class:`ResidualMixFFN`), ``'residual_conv'`` (:class:`ConvFFN`) or
+            ``'swiglu'`` (:class:`SwiGLU`).
         act: activation of the :class:`MLP`.
         layer_scale_init: initial value of learnt scales of the channels after attention and
             feed-forward layer (CaiT, DeiT III); None for no scales.
@@ -70,7 +63,7 @@ class TransformerBlock(BaseModule):
     ) -> None:
         super().__init__()
         if ffn not in FFNS:
-            raise ValueError(f'ffn must be one of {FFNS}, got {ffn!r}')
+            raise ValueError(f'ffn must be one of {tuple(FFNS)}, got {ffn!r}')
         kinds_known: Dict[str, Any] = registered_subclasses(BaseAttention)
         offered = {name for kind in kinds_known.values() for name in kind.backbone_options}
         own = [*inspect.signature(TransformerBlock).parameters]
@@ -83,12 +76,9 @@ class TransformerBlock(BaseModule):
         self.norm1 = nn.LayerNorm(embed_dims, eps=eps)
         self.attn = build_attention(attn_cfg, embed_dims, num_heads, **backbone_options)
         self.norm2 = nn.LayerNorm(embed_dims, eps=eps)
-        hidden = int(mlp_ratio * embed_dims)
-        self.with_conv = ffn in ('mix', 'residual_mix')
-        kinds: Dict[str, Callable[[int, int], nn.Module]] = dict(
-            mlp=partial(MLP, act=act), mix=MixFFN, residual_mix=ResidualMixFFN, swiglu=SwiGLU
-        )
-        self.ffn = kinds[ffn](embed_dims, hidden)
+        options = dict(act=act) if ffn == 'mlp' else {}
+        self.ffn = FFNS[ffn](embed_dims, int(mlp_ratio * embed_dims), **options)
+        self.with_conv = isinstance(self.ffn, MixFFN)
         self.drop_path = DropPath(drop_path)
         self.gamma1 = self.gamma2 = None
         if layer_scale_init is not None:
@@ -112,24 +102,14 @@ class TransformerBlock(BaseModule):
             given = dict(coords=coords)
         if isinstance(hw_shape, PackedShapes):
             packed = hw_shape.with_extra_tokens(num_extra_tokens)
-        if self.cpe is not None:
-            x = _add_position(x, self.cpe, hw_shape, num_extra_tokens)
+        if self.cpe is not None and (packed or num_extra_tokens):
+            size: Any = (1, x.shape[1]) if packed else hw_shape
+            layout = TokenLayout(size, None, None, num_extra_tokens, False, packed)
+            x = x + local_position(self.cpe, x, layout)
+        elif self.cpe is not None:
+            x = add_depthwise(x, self.cpe, hw_shape)
         out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens, **given)
         x = add_branch(x, out, self.drop_path, self.gamma1, packed)
         hidden = self.norm2(x)
         out = self.ffn(hidden, hw_shape, num_extra_tokens) if self.with_conv else self.ffn(hidden)
         return add_branch(x, out, self.drop_path, self.gamma2, packed)
-
-
-def _add_position(x: Tensor, conv: nn.Conv2d, hw_shape: HwShape, num_extra_tokens: int) -> Tensor:
-    """Add a convolution of the map to tokens (B, E + N, C); extra tokens have none."""
-    if not isinstance(hw_shape, PackedShapes):
-        if not num_extra_tokens:
-            return add_depthwise(x, conv, hw_shape)
-        height, width = hw_shape
-        return x + local_position(
-            conv, x, TokenLayout((height, width), None, None, num_extra_tokens)
-        )
-    packed = hw_shape.with_extra_tokens(num_extra_tokens)
-    layout = TokenLayout((1, x.shape[1]), None, None, num_extra_tokens, False, packed)
-    return x + local_position(conv, x, layout)

@@ -13,7 +13,7 @@ from ...ops.common.packed import PackedShapes
 from ...utils import check_integer
 from ..layers import AttnCfg, CoreCoordinates
 from ..layers.residual import drop_path_rates
-from ..layers.token_layout import HwShape
+from ..layers.token_layout import HwShape, split_images
 from .base import Backbone, Part
 from .core_tokens import CoreTokens
 from .patch_embed import new_tokens, prepend_tokens
@@ -267,8 +267,9 @@ class ViT(Backbone):
             tokens, raw, of_map = self.cores.start(tokens, hw_shape, num_extra)
         for i, layer in enumerate(self.layers):
             if self.inserts_cls_token(i):
-                tokens = self._insert_cls_token(tokens, hw_shape)
-                num_extra += 1
+                images = split_images(tokens, hw_shape, num_extra)
+                parts = [prepend_tokens(self.cls_token, part) for part, _ in images]
+                tokens, num_extra = torch.cat(parts, 1), num_extra + 1
             if self.cores is not None:
                 raw = self.cores.move(i, raw, tokens, hw_shape, num_extra)
                 coords = (CoreCoordinates(raw.tanh(), of_map),)
@@ -297,21 +298,13 @@ class ViT(Backbone):
         packed = PackedShapes([hw_shape for _, hw_shape in parts])
         return torch.cat([tokens for tokens, _ in parts], 1), packed
 
-    def _insert_cls_token(self, tokens: Tensor, hw_shape: HwShape) -> Tensor:
-        assert self.cls_token is not None  # see inserts_cls_token
-        parts = [tokens]
-        if isinstance(hw_shape, PackedShapes):
-            parts = hw_shape.with_extra_tokens(self.embed.num_extra_tokens).split(tokens)
-        return torch.cat([prepend_tokens(self.cls_token, part) for part in parts], 1)
-
     def _format(
         self, tokens: Tensor, hw_shape: HwShape, num_extra: int
     ) -> Union[Tensor, List[Tensor]]:
-        if not isinstance(hw_shape, PackedShapes):
-            return self.format_output(tokens, hw_shape, num_extra)
-        parts = hw_shape.with_extra_tokens(num_extra).split(tokens)
-        images = zip(parts, hw_shape.hw_shapes)
+        images = split_images(tokens, hw_shape, num_extra)
         outs = [self.format_output(part, shape, num_extra) for part, shape in images]
+        if not isinstance(hw_shape, PackedShapes):
+            return outs[0]
         return outs if self.out_type == 'featmap' else torch.cat(outs)
 
 

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...ops.common.packed import PackedShapes
 from .depthwise_conv import add_depthwise
 from .linear_projection import gelu_inplace_if_safe
-from .token_layout import HwShape, map_to_tokens, tokens_to_map
+from .token_layout import HwShape, map_to_tokens, split_images, tokens_to_map
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -52,30 +51,7 @@ class MLP(BaseModule):
         return self.fc2(self.act(self.fc1(x)))
 
 
-class ConvFFN(BaseModule):
-    """Feed-forward layer of RAVLT: linear, GELU, ``y += dwconv3x3(y)``, linear.
-
-    Args:
-        embed_dims, hidden_dims: channels C, and channels between the two linear layers.
-
-    Example:
-        >>> ConvFFN(32, 112)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
-        torch.Size([1, 6, 32])
-    """
-
-    def __init__(self, embed_dims: int, hidden_dims: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(embed_dims, hidden_dims)
-        self.dwconv = nn.Conv2d(hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims)
-        self.fc2 = nn.Linear(hidden_dims, embed_dims)
-
-    def forward(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
-        """Apply the layer to tokens (B, N, C)."""
-        x = gelu_inplace_if_safe(self.fc1, self.fc1(x))
-        return self.fc2(add_depthwise(x, self.dwconv, hw_shape))
-
-
-class MixFFN(ConvFFN):
+class MixFFN(BaseModule):
     """Feed-forward layer of SegFormer: linear, 3x3 depth-wise convolution, GELU, linear.
 
     Args:
@@ -86,19 +62,20 @@ class MixFFN(ConvFFN):
         torch.Size([1, 6, 32])
     """
 
+    def __init__(self, embed_dims: int, hidden_dims: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dims, hidden_dims)
+        self.dwconv = nn.Conv2d(hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims)
+        self.fc2 = nn.Linear(hidden_dims, embed_dims)
+
     def forward(self, x: Tensor, hw_shape: HwShape, num_extra_tokens: int = 0) -> Tensor:
         """Apply the layer to tokens (B, E + N, C), or packed ones (1, T, C).
 
         The convolution skips the E extra tokens (class token, registers), which have no position.
         """
-        hidden = self.expand(x)
-        if isinstance(hw_shape, PackedShapes):
-            parts = hw_shape.with_extra_tokens(num_extra_tokens).split(hidden)
-            images = zip(parts, hw_shape.hw_shapes)
-            x = torch.cat([self._convolve(*image, num_extra_tokens) for image in images], 1)
-        else:
-            x = self._convolve(hidden, hw_shape, num_extra_tokens)
-        return self.fc2(gelu_inplace_if_safe(self.dwconv, x))
+        images = split_images(self.expand(x), hw_shape, num_extra_tokens)
+        mixed = [self._mix_map(*image, num_extra_tokens) for image in images]
+        return self.fc2(self.activate(mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)))
 
     def expand(self, x: Tensor) -> Tensor:
         """Return the hidden channels of tokens (B, N, C) before the convolution."""
@@ -108,7 +85,11 @@ class MixFFN(ConvFFN):
         """Mix the hidden channels of neighbouring tokens (B, N, hidden)."""
         return map_to_tokens(self.dwconv(tokens_to_map(x, hw_shape)))
 
-    def _convolve(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int) -> Tensor:
+    def activate(self, x: Tensor) -> Tensor:
+        """Return the input of the last layer for mixed channels."""
+        return gelu_inplace_if_safe(self.dwconv, x)
+
+    def _mix_map(self, x: Tensor, hw_shape: Sequence[int], num_extra_tokens: int) -> Tensor:
         if not num_extra_tokens:
             return self.mix(x, hw_shape)
         extra, x = x[:, :num_extra_tokens], x[:, num_extra_tokens:]
@@ -128,6 +109,18 @@ class ResidualMixFFN(MixFFN):
 
     def mix(self, x: Tensor, hw_shape: Sequence[int]) -> Tensor:
         return add_depthwise(x, self.dwconv, hw_shape)
+
+
+class ConvFFN(ResidualMixFFN):
+    """Feed-forward layer of RAVLT: linear, GELU, ``y += dwconv3x3(y)``, linear.
+
+    Example:
+        >>> ConvFFN(32, 112)(torch.randn(1, 6, 32), hw_shape=(2, 3)).shape
+        torch.Size([1, 6, 32])
+    """
+
+    def activate(self, x: Tensor) -> Tensor:
+        return x
 
 
 class SwiGLU(BaseModule):

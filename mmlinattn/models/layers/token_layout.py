@@ -51,6 +51,15 @@ class TokenLayout(NamedTuple):
         return TokenLayout(self.hw_shape, mask, rotary, 0)
 
 
+def split_images(
+    x: Tensor, hw_shape: HwShape, num_extra_tokens: int = 0
+) -> List[Tuple[Tensor, Sequence[int]]]:
+    """Return tokens (B, E + N, C) with their (H, W): of each packed image, or of all at once."""
+    if not isinstance(hw_shape, PackedShapes):
+        return [(x, hw_shape)]
+    return [*zip(hw_shape.with_extra_tokens(num_extra_tokens).split(x), hw_shape.hw_shapes)]
+
+
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
     """Return (B, N, C) tokens as a (B, C, H, W) map, a channels_last view without a copy."""
     height, width = hw_shape

@@ -119,7 +119,7 @@ def test_drop_path_rises_linearly_over_the_blocks():
 
 
 def test_block_equals_the_formula():
-    block = RAVLTBlock(8, 1, 3.5, 'SoftmaxAttention').double()
+    block = RAVLTBlock(8, 1, 3.5, 'SoftmaxAttention', layer_scale_init=1.0, cpe=True).double()
     for parameter in block.parameters():
         nn.init.normal_(parameter)
     for parameter in block.cpe.parameters():
