@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..models.backbones.base import Backbone
-from .parts import KINDS, inputs_of, outputs_of, run_to
+from .parts import KINDS, inputs_of, outputs_of
 from .student import attention_layers, carries_cores
 
 OBJECTIVES = ('attentions', 'outputs')
@@ -113,6 +113,7 @@ class Distiller(BaseModel):
     ) -> Dict[str, Tensor]:
         """Return the error of each replaced attention on the teacher's input, by its name."""
         errors: Dict[str, Tensor] = {}
+        last = self.parts[-1]
         hooks = [
             self.teacher.get_submodule(name).register_forward_hook(
                 _comparison(errors, name, self.student.get_submodule(name)), with_kwargs=True
@@ -121,7 +122,7 @@ class Distiller(BaseModel):
         ]
         try:
             with torch.no_grad():
-                run_to(self.teacher, self.parts[-1], images, data_samples)
+                outputs_of(self.teacher, last, inputs_of(self.teacher, last, images, data_samples))
         finally:
             for hook in hooks:
                 hook.remove()

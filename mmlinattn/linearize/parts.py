@@ -71,10 +71,3 @@ def outputs_of(model: BaseModel, part: str, inputs: Dict[str, Any]) -> List[Outp
     if part == 'backbone':
         return [Output(values) for values in model.backbone(inputs['images'])]
     return [Output(model.forward_encoder(**inputs)['memory'], inputs['feat_mask'])]
-
-
-def run_to(
-    model: BaseModel, part: str, images: Tensor, data_samples: Optional[list] = None
-) -> List[Output]:
-    """Run a model to the end of a part and return the outputs; see :func:`inputs_of`."""
-    return outputs_of(model, part, inputs_of(model, part, images, data_samples))

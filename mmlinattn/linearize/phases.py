@@ -25,13 +25,7 @@ SHARED = ('default_scope', 'env_cfg', 'log_level', 'find_unused_parameters')
 
 
 def phase_config(
-    cfg: Config,
-    student: Config,
-    phase: str,
-    options: Options,
-    teacher: str,
-    start: str,
-    images: str,
+    cfg: Config, student: Config, phase: str, options: Options, teacher: str, start: str, paths: str
 ) -> Config:
     """Return the config of phase A or B, which any runner of MMEngine trains.
 
@@ -40,7 +34,7 @@ def phase_config(
         phase: ``'a'`` or ``'b'``.
         options: options of the distillation.
         teacher, start: checkpoints of the teacher and of the student's first weights.
-        images: JSON file, the list of the images.
+        paths: JSON file, the list of the images.
     """
     iters = getattr(options, f'iters_{phase}')
     imports = list((cfg.get('custom_imports') or {}).get('imports', ()))
@@ -65,24 +59,19 @@ def phase_config(
             sampler=dict(type='InfiniteSampler', shuffle=True),
             dataset=dict(
                 type='UnlabelledImages',
-                ann_file=images,
+                ann_file=paths,
                 pipeline=image_pipeline(cfg, options.crop_size),
             ),
         ),
         train_cfg=dict(type='IterBasedTrainLoop', max_iters=iters),
         optim_wrapper=dict(
             type='OptimWrapper',
-            optimizer=dict(
-                type='AdamW', lr=getattr(options, f'lr_{phase}'), weight_decay=0.01
-            ),
+            optimizer=dict(type='AdamW', lr=getattr(options, f'lr_{phase}'), weight_decay=0.01),
             clip_grad=dict(max_norm=1.0),
         ),
         param_scheduler=[
             *[dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=warmup)] * (warmup > 0),
-            dict(
-                type='CosineAnnealingLR', T_max=iters - warmup, by_epoch=False, begin=warmup,
-                end=iters,
-            ),
+            dict(type='CosineAnnealingLR', by_epoch=False, begin=warmup, end=iters),
         ],
         default_hooks=dict(
             timer=dict(type='IterTimerHook'),

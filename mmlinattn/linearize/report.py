@@ -17,7 +17,6 @@ UNUSED = (
     'train_dataloader', 'train_cfg', 'optim_wrapper', 'param_scheduler',
     'test_dataloader', 'test_cfg', 'test_evaluator',
 )  # fmt: skip
-STAGES = ('teacher', 'swap', 'a', 'b', 'c')
 TITLES = dict(
     teacher='teacher',
     swap='direct swap',
@@ -95,7 +94,7 @@ def markdown(record: Dict[str, Any]) -> str:
     if scores:
         names = list(scores['teacher'])
         rows = []
-        for stage in (stage for stage in STAGES if stage in scores):
+        for stage in (stage for stage in TITLES if stage in scores):
             share = recovered(record, stage)
             cells = [f'{scores[stage].get(name, float("nan")):.4g}' for name in names]
             rows.append([TITLES[stage], *cells, '' if share is None else f'{100 * share:.0f}%'])

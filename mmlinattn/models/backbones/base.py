@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...utils.option_names import unknown_option
 from ...utils.pretrained import initial_weights_read_safely
-from ..layers import AttnCfg, BaseAttention, expand_attn_cfg, init_layers, tokens_to_map
+from ..layers import AttnCfg, AttnCfgs, BaseAttention, expand_attn_cfg, init_layers, tokens_to_map
 from ..layers.activation_checkpointing import checkpoint_block
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
@@ -61,7 +61,7 @@ class Backbone(BaseModule):
     def __init__(
         self,
         arch: Union[str, dict],
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]],
+        attn_cfg: AttnCfgs,
         out_indices: Sequence[int],
         out_type: str = 'featmap',
         drop_path_rate: Optional[float] = None,

@@ -1,12 +1,12 @@
 """CvT (Wu et al., ICCV 2021) with any attention."""
 
-from typing import Dict, List, Optional, Sequence, Union
+from typing import Dict, List, Optional, Union
 
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg
+from ..layers import AttnCfgs
 from ..layers.residual import drop_path_rates
 from .base import Part
 from .hierarchical import HierarchicalBackbone
@@ -68,7 +68,7 @@ class CvT(HierarchicalBackbone):
     def __init__(
         self,
         arch: Union[str, dict] = '13',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'ConvProjectionAttention',
+        attn_cfg: AttnCfgs = 'ConvProjectionAttention',
         in_channels: int = 3,
         act: str = 'quick_gelu',
         with_cls_token: bool = True,

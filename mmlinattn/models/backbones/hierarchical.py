@@ -8,7 +8,7 @@ from mmengine.model import ModuleList
 from torch import Tensor, nn
 
 from ...utils import check_integer
-from ..layers import AttnCfg, expand_attn_cfg, map_to_tokens, tokens_to_map
+from ..layers import AttnCfgs, expand_attn_cfg, map_to_tokens, tokens_to_map
 from ..layers.residual import drop_path_rates
 from .base import Backbone, Part
 from .patch_embed import prepend_tokens
@@ -56,7 +56,7 @@ class HierarchicalBackbone(Backbone):
     def __init__(
         self,
         arch: Union[str, dict],
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]],
+        attn_cfg: AttnCfgs,
         out_indices: Optional[Sequence[int]] = None,
         **kwargs,
     ) -> None:

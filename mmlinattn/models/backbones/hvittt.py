@@ -1,11 +1,11 @@
 """H-ViT³, the backbone of "ViT³: Unlocking Test-Time Training in Vision" (CVPR 2026)."""
 
 from functools import partial
-from typing import Sequence, Union
+from typing import Union
 
 from mmengine.registry import MODELS
 
-from ..layers import AttnCfg
+from ..layers import AttnCfgs
 from .mlla import MLLA
 from .transformer_block import TransformerBlock
 
@@ -65,9 +65,6 @@ class HViTTT(MLLA):
     residual_stem = False
 
     def __init__(
-        self,
-        arch: Union[str, dict] = 'tiny',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'TTTAttention',
-        **kwargs,
+        self, arch: Union[str, dict] = 'tiny', attn_cfg: AttnCfgs = 'TTTAttention', **kwargs
     ) -> None:
         super().__init__(arch, attn_cfg, **kwargs)

@@ -1,10 +1,10 @@
 """MAViT, the backbone of "Rectifying Magnitude Neglect in Linear Attention" (ICCV 2025)."""
 
-from typing import Sequence, Union
+from typing import Union
 
 from mmengine.registry import MODELS
 
-from ..layers import AttnCfg
+from ..layers import AttnCfgs
 from .ravlt import RAVLT
 
 RELEASED_ATTENTIONS = ('MALA', 'MALA', 'SoftmaxAttention', 'SoftmaxAttention')
@@ -30,9 +30,6 @@ class MAViT(RAVLT):
     """
 
     def __init__(
-        self,
-        arch: Union[str, dict] = 'tiny',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = RELEASED_ATTENTIONS,
-        **kwargs,
+        self, arch: Union[str, dict] = 'tiny', attn_cfg: AttnCfgs = RELEASED_ATTENTIONS, **kwargs
     ) -> None:
         super().__init__(arch, attn_cfg, **kwargs)

@@ -1,13 +1,13 @@
 """Mix Transformer (MiT), the backbone of SegFormer, with any attention."""
 
 import math
-from typing import List, Sequence, Union
+from typing import List, Union
 
 from mmengine.model import ModuleList, normal_init, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg
+from ..layers import AttnCfgs
 from .base import Part
 from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchEmbed
@@ -63,7 +63,7 @@ class MixTransformer(HierarchicalBackbone):
     def __init__(
         self,
         arch: Union[str, dict] = 'b0',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'SpatialReductionAttention',
+        attn_cfg: AttnCfgs = 'SpatialReductionAttention',
         in_channels: int = 3,
         **kwargs,
     ) -> None:

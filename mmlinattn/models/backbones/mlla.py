@@ -1,7 +1,7 @@
 """MLLA (MILA), the backbone of "Demystify Mamba in Vision" (NeurIPS 2024)."""
 
 import warnings
-from typing import Callable, Optional, Sequence, Tuple, Union
+from typing import Callable, Optional, Tuple, Union
 
 import torch.nn.functional as F
 from mmcv.cnn import ConvModule
@@ -10,7 +10,7 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import MLP, AttnCfg, add_branch, add_depthwise, build_attention
+from ..layers import MLP, AttnCfg, AttnCfgs, add_branch, add_depthwise, build_attention
 from ..layers.token_layout import map_to_tokens, tokens_to_map
 from .hierarchical import HierarchicalBackbone
 from .patch_embed import pad_to_multiple
@@ -78,9 +78,7 @@ class MLLAStem(BaseModule):
     multiples of 4. ``residual`` adds the input of the second and third to their output.
     """
 
-    def __init__(
-        self, in_channels: int, embed_dims: int, norm_cfg: dict, residual: bool = True
-    ) -> None:
+    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: dict, residual: bool) -> None:
         super().__init__()
         self.residual = residual
         half, norm = embed_dims // 2, dict(norm_cfg=norm_cfg, bias=False)
@@ -164,7 +162,7 @@ class MLLA(HierarchicalBackbone):
     def __init__(
         self,
         arch: Union[str, dict] = 'tiny',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'MLLAAttention',
+        attn_cfg: AttnCfgs = 'MLLAAttention',
         in_channels: int = 3,
         out_norm: bool = True,
         norm_cfg: Optional[dict] = None,

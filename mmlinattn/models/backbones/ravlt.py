@@ -2,14 +2,14 @@
 
 import warnings
 from functools import partial
-from typing import List, Optional, Sequence, Union
+from typing import List, Optional, Union
 
 from mmcv.cnn import ConvModule
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg
+from ..layers import AttnCfgs
 from .base import Part
 from .hierarchical import HierarchicalBackbone
 from .transformer_block import TransformerBlock
@@ -85,7 +85,7 @@ class RAVLT(HierarchicalBackbone):
     def __init__(
         self,
         arch: Union[str, dict] = 'tiny',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = RELEASED_ATTENTIONS,
+        attn_cfg: AttnCfgs = RELEASED_ATTENTIONS,
         in_channels: int = 3,
         cpe: bool = True,
         out_norm: bool = True,

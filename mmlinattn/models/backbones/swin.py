@@ -1,5 +1,6 @@
 """Swin Transformer (Liu et al., ICCV 2021) with any attention."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Sequence, Union
 
@@ -7,7 +8,7 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..layers import AttnCfg, tokens_to_map
+from ..layers import AttnCfgs, tokens_to_map
 from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchConv, PatchEmbed, pad_to_multiple
 from .transformer_block import TransformerBlock
@@ -94,7 +95,7 @@ class Swin(HierarchicalBackbone):
     def __init__(
         self,
         arch: Union[str, dict] = 't',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'WindowAttention',
+        attn_cfg: AttnCfgs = 'WindowAttention',
         window_size: int = 7,
         in_channels: int = 3,
         ffn: Union[str, Sequence[str]] = 'mlp',
@@ -111,10 +112,9 @@ class Swin(HierarchicalBackbone):
         self.patch_embed = PatchEmbed(PatchConv(in_channels, dims[0], 4))
         self.merges = ModuleList(PatchMerging(*pair) for pair in pairwise(dims))
         self.stages = ModuleList()
+        block = partial(TransformerBlock, eps=1e-5, window_size=window_size)
         for i in range(self.num_built):
-            odd = dict(shift=True)
-            options: dict = dict(eps=1e-5, ffn=ffns[i], window_size=window_size)
-            self.build_stage(i, TransformerBlock, odd_block_options=odd, **options)
+            self.build_stage(i, block, odd_block_options=dict(shift=True), ffn=ffns[i])
         self.finish(norm_eps=1e-5 if out_norm else None)
 
     def downsample_layer(self, i: int) -> nn.Module:

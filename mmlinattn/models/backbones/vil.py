@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
-from ..layers import AttnCfg
+from ..layers import AttnCfgs
 from .hierarchical import HierarchicalBackbone
 from .patch_embed import PatchConv, PatchEmbed, check_positions, new_tokens, resize_embedding
 from .transformer_block import TransformerBlock
@@ -136,7 +136,7 @@ class ViL(HierarchicalBackbone):
     def __init__(
         self,
         arch: Union[str, dict] = 'tiny',
-        attn_cfg: Optional[Union[AttnCfg, Sequence[AttnCfg]]] = None,
+        attn_cfg: Optional[AttnCfgs] = None,
         position: str = 'absolute',
         window_size: Union[int, Sequence[int]] = 7,
         img_size: Union[int, Sequence[int]] = 224,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...ops.common.checks import check_sides
 from ...ops.common.packed import PackedShapes
 from ...utils import check_integer
-from ..layers import AttnCfg, CoreCoordinates
+from ..layers import AttnCfg, AttnCfgs, CoreCoordinates
 from ..layers.residual import drop_path_rates
 from ..layers.token_layout import HwShape, split_images
 from .base import Backbone, Part
@@ -117,7 +117,7 @@ class ViT(Backbone):
     def __init__(
         self,
         arch: Union[str, dict] = 'deit-t',
-        attn_cfg: Union[AttnCfg, Sequence[AttnCfg]] = 'SoftmaxAttention',
+        attn_cfg: AttnCfgs = 'SoftmaxAttention',
         img_size: Union[int, Sequence[int], None] = None,
         in_channels: int = 3,
         with_cls_token: Optional[bool] = None,
@@ -241,13 +241,9 @@ class ViT(Backbone):
 
     def stage_parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
-        token = [self.cls_token] if self.inserts_cls_token(i) else []
+        token = [self.cls_token] if self.cls_token is not None and i == self.cls_token_from else []
         cores = self.cores.layer_parts(i) if self.cores is not None else []
         return [*token, *cores, self.layers[i], *([self.norm] if last else [])]
-
-    def inserts_cls_token(self, i: int) -> bool:
-        """Return True if the class token is prepended before layer ``i`` > 0."""
-        return self.cls_token is not None and i == self.cls_token_from
 
     def num_extra_tokens(self, i: int) -> int:
         if self.cores is not None:
@@ -266,7 +262,7 @@ class ViT(Backbone):
             num_extra = self.cores.draw_count()
             tokens, raw, of_map = self.cores.start(tokens, hw_shape, num_extra)
         for i, layer in enumerate(self.layers):
-            if self.inserts_cls_token(i):
+            if self.cls_token is not None and i == self.cls_token_from:
                 images = split_images(tokens, hw_shape, num_extra)
                 parts = [prepend_tokens(self.cls_token, part) for part, _ in images]
                 tokens, num_extra = torch.cat(parts, 1), num_extra + 1

@@ -33,18 +33,16 @@ class ModulatedAttention(BaseModule):
     half precision.
     """
 
-    def __init__(
-        self, embed_dims: int, num_heads: int, attn_drop: float = 0.0, proj_drop: float = 0.0
-    ) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed_dims = embed_dims
         self.head_dim = check_heads(embed_dims, num_heads)
-        self.attn_drop = check_rate('attn_drop', attn_drop)
+        self.attn_drop = check_rate('dropout', dropout)
         self.in_proj = nn.Linear(embed_dims, 3 * embed_dims)
         self.proj = nn.Linear(embed_dims, embed_dims)
         for layer in (self.in_proj, self.proj):
             nn.init.zeros_(layer.bias)  # as released
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.proj_drop = nn.Dropout(dropout)
 
     def forward(
         self,
@@ -119,11 +117,12 @@ class SMCADecoderLayer(BaseModule):
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.smooth = smooth
-        drops: dict = dict(attn_drop=dropout, proj_drop=dropout)
-        self.self_attn = SoftmaxAttention(embed_dims, num_heads, **drops)
+        self.self_attn = SoftmaxAttention(
+            embed_dims, num_heads, attn_drop=dropout, proj_drop=dropout
+        )
         self.modulated = cross_attn_cfg is None
         if cross_attn_cfg is None:
-            self.cross_attn: nn.Module = ModulatedAttention(embed_dims, num_heads, **drops)
+            self.cross_attn: nn.Module = ModulatedAttention(embed_dims, num_heads, dropout)
         else:
             sizes = dict(embed_dims=embed_dims, num_heads=num_heads, dropout=dropout)
             try:
@@ -260,8 +259,7 @@ class SMCADecoder(BaseModule):
         check_hw_shape(memory.tokens.shape[1], memory.hw_shape, 'memory')
         points, reference = self.predict_points(query, query_pos, image_sizes)
         if self.layers[0].modulated:
-            keys = memory.tokens + memory.pos
-            memory = Memory(memory.tokens, memory.hw_shape, memory.pos, memory.mask, keys)
+            memory = memory._replace(keys=memory.tokens + memory.pos)
         states: List[Tensor] = []
         for layer in self.layers:
             query = layer(query, query_pos, reference, memory)

@@ -5,10 +5,9 @@ from .agent import AgentAttention
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .biased_softmax import BiasedSoftmaxAttention
-from .build import AttnCfg, build_attention, init_layers, registered_subclasses
+from .build import AttnCfg, AttnCfgs, build_attention, init_layers, registered_subclasses
 from .conv_projection import ConvProjectionAttention
-from .core import CoreAttention
-from .core_coordinates import CoreCoordinates
+from .core import CoreAttention, CoreCoordinates
 from .cpu_linear import CPULinear, optimize_for_cpu
 from .cross_attention import LinearCrossAttention
 from .depthwise_conv import add_depthwise
@@ -43,7 +42,7 @@ from .window import WindowAttention
 
 __all__ = [
     'MALA', 'MLP', 'RALA', 'RWGKA', 'RWGKP', 'AdditiveAttention', 'AgentAttention', 'AttentionInfo',
-    'AttnCfg', 'BaseAttention', 'BiasedSoftmaxAttention', 'CPULinear', 'ConvFFN',
+    'AttnCfg', 'AttnCfgs', 'BaseAttention', 'BiasedSoftmaxAttention', 'CPULinear', 'ConvFFN',
     'ConvProjectionAttention', 'CoreAttention', 'CoreCoordinates', 'EfficientAttention',
     'EnhancedLinearAttention', 'FeatureMap', 'FocusedLinearAttention', 'GatedPositionalAttention',
     'HydraAttention', 'InLineAttention', 'LinearAngularAttention', 'LinearAttention',

@@ -39,7 +39,6 @@ class AdditiveAttention(BaseAttention):
         source='FViT, after Wu et al., Fastformer, 2021',
         use='low cost: each token scales its channels by two global vectors',
     )
-
     cross_values = 'queries'
 
     def __init__(self, embed_dims: int, num_heads: int, **kwargs) -> None:

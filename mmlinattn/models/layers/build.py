@@ -1,7 +1,7 @@
 """Building and initialising the attentions of a backbone."""
 
 import inspect
-from typing import Any, Callable, Dict, Iterable, Type, Union
+from typing import Any, Callable, Dict, Iterable, Sequence, Type, Union
 
 from mmengine.registry import MODELS
 from torch import nn
@@ -11,6 +11,7 @@ from ...utils.suggest import did_you_mean
 from .base import BaseAttention
 
 AttnCfg = Union[str, dict, Type[BaseAttention]]
+AttnCfgs = Union[AttnCfg, Sequence[AttnCfg]]  # see expand_attn_cfg
 SHORT_NAMES = dict(softmax='SoftmaxAttention')  # in the short form of a hybrid
 
 

@@ -46,7 +46,6 @@ class ConvProjectionAttention(BaseAttention):
         use='released CvT weights; quadratic',
         needs_map=True,
     )
-
     backends = ('auto',)
     unsupported_options = ('rotary', 'lepe', 'gate')
 

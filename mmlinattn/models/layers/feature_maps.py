@@ -321,7 +321,8 @@ class PerformerFeatures(RandomFeatures):
 
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         directions = self.weights(self.directions).to(q.dtype)
-        q, k = (self._logits(x, directions) for x in (q, k))
+        q, k = (x * self.head_dim**-0.25 for x in (q, k))
+        q, k = (multiply(x, directions) - x.square().sum(-1, keepdim=True) / 2 for x in (q, k))
         if mask is not None:
             k = k.masked_fill(mask[:, None, :, None], torch.finfo(k.dtype).min)
         # These factors cancel in the attention: one per query, and one for all keys of a head.
@@ -331,10 +332,6 @@ class PerformerFeatures(RandomFeatures):
 
     def draw(self, like: Tensor) -> Tensor:
         return orthogonal_gaussian(like)
-
-    def _logits(self, x: Tensor, directions: Tensor) -> Tensor:
-        x = x * self.head_dim**-0.25
-        return multiply(x, directions) - x.square().sum(-1, keepdim=True) / 2
 
 
 @MODELS.register_module()

@@ -54,7 +54,6 @@ class LinearAttention(BaseAttention):
         "its source has feature_map='elu+1'",
         packed='at once',
     )
-
     cross_values = 'keys'
 
     def __init__(

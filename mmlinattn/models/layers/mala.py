@@ -49,7 +49,6 @@ class MALA(BaseAttention):
         needs_map=True,
         packed='at once',
     )
-
     applies_rotary = True  # the operator rotates features; z has none
     cross_values = 'keys'
 

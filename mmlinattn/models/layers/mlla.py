@@ -52,7 +52,6 @@ class MLLAAttention(BaseAttention):
         use='half the projections; in the block of MLLA, which gates it; released weights',
         needs_map=True,
     )
-
     applies_rotary = True  # the operator rotates features, in the numerator only
     projections = ('in_proj', 'lepe')
     unsupported_options = ('gate',)

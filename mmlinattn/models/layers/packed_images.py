@@ -9,7 +9,7 @@ from .token_layout import TokenLayout
 
 if TYPE_CHECKING:
     from .base import BaseAttention
-    from .core_coordinates import CoreCoordinates
+    from .core import CoreCoordinates
 
 
 def attends_at_once(attn: 'BaseAttention') -> bool:

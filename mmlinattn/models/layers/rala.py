@@ -55,7 +55,6 @@ class RALA(BaseAttention):
         needs_map=True,
         packed='at once',
     )
-
     cross_values = 'keys'
     applies_rotary = True  # the operator rotates features, in the numerator only
 

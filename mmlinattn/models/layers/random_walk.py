@@ -95,7 +95,6 @@ class RWGKA(RandomWalkAttention):
         source='"Improving vision attention with random walk graph kernel"',
         use='segmentation, instead of spatial reduction; weights sum to 1',
     )
-
     cross_values = 'keys'
 
     def __init__(

@@ -66,7 +66,6 @@ class RippleAttention(BaseAttention):
         use='learns a weight per distance for each token; R rings, computed by tiles',
         needs_map=True,
     )
-
     backends = (*BaseAttention.backends, 'tile', 'sat')
 
     def __init__(

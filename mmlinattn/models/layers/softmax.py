@@ -39,7 +39,6 @@ class SoftmaxAttention(BaseAttention):
         source='Vaswani et al., NeurIPS 2017',
         use='the baseline; best on small maps, up to a few hundred tokens',
     )
-
     backbone_options = (*BaseAttention.backbone_options, 'rotary', 'lepe', 'gate', 'key_bias')
     cross_values: Optional[str] = 'keys'
     backends = ('auto',)  # SDPA chooses its kernel itself

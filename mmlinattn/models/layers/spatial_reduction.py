@@ -48,7 +48,6 @@ class SpatialReductionAttention(BaseAttention):
         use='released SegFormer weights; quadratic',
         needs_map=True,
     )
-
     projections = (*BaseAttention.projections, 'sr')
     backbone_options = (*BaseAttention.backbone_options, 'sr_ratio')
     backends = ('auto',)

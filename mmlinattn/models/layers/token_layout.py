@@ -1,6 +1,6 @@
 """Token layout: map shape, padding and positions of tokens, and tokens as maps."""
 
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -51,13 +51,11 @@ class TokenLayout(NamedTuple):
         return TokenLayout(self.hw_shape, mask, rotary, 0)
 
 
-def split_images(
-    x: Tensor, hw_shape: HwShape, num_extra_tokens: int = 0
-) -> List[Tuple[Tensor, Sequence[int]]]:
+def split_images(x: Tensor, hw_shape: HwShape, num_extra: int) -> List[Tuple[Tensor, Any]]:
     """Return tokens (B, E + N, C) with their (H, W): of each packed image, or of all at once."""
     if not isinstance(hw_shape, PackedShapes):
         return [(x, hw_shape)]
-    return [*zip(hw_shape.with_extra_tokens(num_extra_tokens).split(x), hw_shape.hw_shapes)]
+    return [*zip(hw_shape.with_extra_tokens(num_extra).split(x), hw_shape.hw_shapes)]
 
 
 def tokens_to_map(x: Tensor, hw_shape: Sequence[int]) -> Tensor:

@@ -68,7 +68,6 @@ class TTTAttention(BaseAttention):
         use='an inner model that each image trains; linear in all stages of HViTTT',
         needs_map=True,
     )
-
     applies_rotary = True  # over all heads, and not in the convolution
     backends = ('auto', 'torch')
     projections = ('in_proj', 'proj')

@@ -90,10 +90,7 @@ class EoMTHead(Mask2FormerHead):
             nn.Linear(in_channels, in_channels),
         )  # fmt: skip
         self.upscale = nn.Sequential(*(_double(in_channels) for _ in range(num_upscales)))
-        self._build_losses(num_points)
-
-    def _build_losses(self, num_points: int) -> None:
-        """Set what the losses of the base classes read."""
+        # The losses of the base classes read the following.
         self.num_points, self.oversample_ratio, self.importance_sample_ratio = num_points, 3.0, 0.75
         self.assigner = TASK_UTILS.build(ASSIGNER)
         self.sampler = TASK_UTILS.build(SAMPLER, default_args=dict(context=self))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from mmlinattn.models.backbones import TransformerBlock, ViT
 from mmlinattn.models.layers import CoreAttention, CoreCoordinates, build_attention
-from mmlinattn.models.layers.core_coordinates import new_coordinates
+from mmlinattn.models.layers.core import new_coordinates
 from mmlinattn.models.layers.rotary import RotaryCoordinates
 from mmlinattn.models.segmentors import EoMT
 
