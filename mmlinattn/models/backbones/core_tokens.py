@@ -6,13 +6,8 @@ import torch
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
-from ..layers.core import (
-    CoreAttention,
-    load_first_cores,
-    map_coordinates,
-    new_coordinates,
-    new_cores,
-)
+from ..layers import CoreAttention
+from ..layers.core import load_first_cores, map_coordinates, new_coordinates, new_cores
 from ..layers.token_layout import HwShape, split_images
 
 

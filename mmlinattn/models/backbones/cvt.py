@@ -99,9 +99,6 @@ class CvT(HierarchicalBackbone):
         *first, last = self.arch['depths']
         return [*([0.0] * depth for depth in first), *drop_path_rates(rate, (last,))]
 
-    def downsample_layer(self, i: int) -> nn.Module:
-        return self.patch_embeds[i]
-
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
         if min(x.shape[-2:]) < 3:  # the first kernel, less its padding

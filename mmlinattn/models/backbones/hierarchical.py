@@ -25,8 +25,9 @@ class HierarchicalBackbone(Backbone):
     A subclass sets the class attributes. ``arch_required`` and ``arch_defaults`` together contain
     at least ``embed_dims``, ``depths``, ``num_heads``, ``mlp_ratios`` and ``drop_path_rate``. Its
     constructor sets ``self.stages`` to MMEngine's ModuleList, calls :meth:`build_stage` for each
-    stage and :meth:`finish` last. It implements :meth:`downsample_layer` and, if needed, other
-    methods. ``docs/design.md`` has a complete example.
+    stage and :meth:`finish` last. It sets ``self.patch_embeds``, or overrides
+    :meth:`downsample_layer`, and overrides other methods if needed. ``docs/design.md`` has a
+    complete example.
 
     Args:
         arch: see :class:`Backbone`. Values are lists with one number per stage, or one number for
@@ -50,6 +51,7 @@ class HierarchicalBackbone(Backbone):
     """
 
     stages: ModuleList
+    patch_embeds: ModuleList
     num_stages = 4
     arch_may_be_zero: Tuple[str, ...] = ()
 
@@ -111,8 +113,11 @@ class HierarchicalBackbone(Backbone):
         self.stages.append(blocks)
 
     def downsample_layer(self, i: int) -> nn.Module:
-        """Return the module before stage ``i``; for stage 0 the stem, which takes the image."""
-        raise NotImplementedError
+        """Return the module before stage ``i``; for stage 0 the stem, which takes the image.
+
+        It is ``self.patch_embeds[i]`` unless a subclass has others.
+        """
+        return self.patch_embeds[i]
 
     def stem_layer(self) -> nn.Module:
         return self.downsample_layer(0)

@@ -78,9 +78,6 @@ class MixTransformer(HierarchicalBackbone):
             in_channels = dim
         self.finish()
 
-    def downsample_layer(self, i: int) -> nn.Module:
-        return self.patch_embeds[i]
-
     def stage_norm(self, i: int, tokens: Tensor) -> Tensor:
         return self.norms[i](tokens)
 

@@ -6,7 +6,7 @@ import torch
 from mmengine.logging import print_log
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...ops.common.checks import check_sides
 from ..layers import AttnCfgs
@@ -173,9 +173,6 @@ class ViL(HierarchicalBackbone):
             self.build_stage(i, TransformerBlock, **options)
             in_channels = dim
         self.finish(norm_eps=1e-6 if out_norm else None)
-
-    def downsample_layer(self, i: int) -> nn.Module:
-        return self.patch_embeds[i]
 
     def extra_tokens(self, i: int) -> Optional[Tensor]:
         return self.patch_embeds[i].embedded_extra_tokens()

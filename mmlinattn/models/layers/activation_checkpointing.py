@@ -1,7 +1,6 @@
 """Activation checkpointing that keeps the chosen backend and the batch-norm statistics."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Tuple
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +52,5 @@ def checkpoint_block(block: nn.Module, tokens: Tensor, *args) -> Tensor:
     if torch.compiler.is_compiling():
         return checkpoint(block, tokens, *args, use_reentrant=False)
     recompute_context = RecomputeContext(block)
-
-    def contexts() -> Tuple[AbstractContextManager, AbstractContextManager]:
-        return nullcontext(), recompute_context
-
-    return checkpoint(block, tokens, *args, use_reentrant=False, context_fn=contexts)
+    contexts = nullcontext(), recompute_context
+    return checkpoint(block, tokens, *args, use_reentrant=False, context_fn=lambda: contexts)

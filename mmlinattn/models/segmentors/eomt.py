@@ -68,7 +68,7 @@ class EoMT(EncoderDecoder):
             raise ValueError(f'cls_token_from must be 0 in EoMT, got {vit.cls_token_from}')
         if vit.cores is not None:
             raise ValueError('EoMT does not take CoreAttention, whose tokens read the cores alone')
-        self.first_layer = depth - num_query_layers
+        self.num_queries, self.first_layer = self.decode_head.num_queries, depth - num_query_layers
         for i in range(self.first_layer, depth):
             vit.layers[i].attn.check_extra_tokens(self._num_extra_tokens(i))
         self.queries = nn.Parameter(torch.randn(1, self.num_queries, vit.arch['embed_dims']))
@@ -89,10 +89,6 @@ class EoMT(EncoderDecoder):
         covered = (-(-height // patch) * patch, -(-width // patch) * patch)
         metas = [dict(meta, img_shape=covered, pad_shape=covered) for meta in batch_img_metas]
         return super().encode_decode(inputs, metas)[:, :, :height, :width]
-
-    @property
-    def num_queries(self) -> int:
-        return self.decode_head.num_queries
 
     def _num_extra_tokens(self, i: int) -> int:
         queries = self.num_queries if i >= self.first_layer else 0
