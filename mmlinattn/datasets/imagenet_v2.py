@@ -44,7 +44,7 @@ class ImageNetV2(BaseDataset):
         root = self.data_root
         if not fileio.isdir(root):
             raise FileNotFoundError(f'{root} does not exist; {WHERE}')
-        samples = []
+        samples: List[dict] = []
         for name in fileio.list_dir_or_file(root, list_file=False):
             if not (name.isascii() and name.isdigit() and int(name) < CLASSES):
                 raise ValueError(

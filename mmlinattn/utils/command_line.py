@@ -150,11 +150,11 @@ def plain_console(**kwargs: Any) -> 'Console':
 
 def progress_bars(console: 'Console') -> 'Progress':
     """Return progress bars with a text, a count and the remaining time."""
-    from rich import progress as rich
+    from rich import progress
 
-    text, count = rich.TextColumn('{task.description:<5}', markup=False), rich.MofNCompleteColumn()
-    columns = (text, rich.BarColumn(), count, rich.TimeRemainingColumn())
-    return rich.Progress(*columns, console=console)
+    text = progress.TextColumn('{task.description:<5}', markup=False)
+    columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn()
+    return progress.Progress(text, *columns, console=console)
 
 
 @contextmanager
