@@ -9,12 +9,11 @@ from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyRule, fuse, rename
 STAGE = BACKBONE + r'stage(\d)\.'
 BLOCK = STAGE + r'blocks\.(\d+)\.'
 OURS = r'backbone.stages.\1.\2.'
-TRANSFORMERS = r'(?:cvt\.)?encoder\.stages\.(\d)\.'
-TRANSFORMERS_EMBEDDING = TRANSFORMERS + r'embedding\.convolution_embeddings\.'
-TRANSFORMERS_BLOCK = TRANSFORMERS + r'layers\.(\d+)\.'
-TRANSFORMERS_CONVOLUTION = (
-    TRANSFORMERS_BLOCK
-    + r'attention\.attention\.convolution_projection_([qkv])\w*\.convolution_projection\.'
+HF = r'(?:cvt\.)?encoder\.stages\.(\d)\.'
+HF_EMBEDDING = HF + r'embedding\.convolution_embeddings\.'
+HF_BLOCK = HF + r'layers\.(\d+)\.'
+HF_CONVOLUTION = (
+    HF_BLOCK + r'attention\.attention\.convolution_projection_([qkv])\w*\.convolution_projection\.'
 )
 
 NAMES = (
@@ -26,17 +25,17 @@ NAMES = (
     KeyRule(BLOCK + r'mlp\.', OURS + 'ffn.'),
     KeyRule(BACKBONE + r'norm\.', 'backbone.out_norms.2.'),
     KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-    KeyRule(TRANSFORMERS_EMBEDDING + r'projection\.', r'backbone.patch_embeds.\1.proj.'),
-    KeyRule(TRANSFORMERS_EMBEDDING + r'normalization\.', r'backbone.patch_embeds.\1.norm.'),
-    KeyRule(TRANSFORMERS + r'cls_token$', 'backbone.cls_token'),
-    KeyRule(TRANSFORMERS_CONVOLUTION + r'convolution\.', OURS + r'attn.conv_\3.conv.'),
-    KeyRule(TRANSFORMERS_CONVOLUTION + r'normalization\.', OURS + r'attn.conv_\3.bn.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.attention\.in_proj\.', OURS + 'attn.in_proj.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', OURS + 'attn.proj.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'layernorm_before\.', OURS + 'norm1.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'layernorm_after\.', OURS + 'norm2.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'intermediate\.dense\.', OURS + 'ffn.fc1.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'output\.dense\.', OURS + 'ffn.fc2.'),
+    KeyRule(HF_EMBEDDING + r'projection\.', r'backbone.patch_embeds.\1.proj.'),
+    KeyRule(HF_EMBEDDING + r'normalization\.', r'backbone.patch_embeds.\1.norm.'),
+    KeyRule(HF + r'cls_token$', 'backbone.cls_token'),
+    KeyRule(HF_CONVOLUTION + r'convolution\.', OURS + r'attn.conv_\3.conv.'),
+    KeyRule(HF_CONVOLUTION + r'normalization\.', OURS + r'attn.conv_\3.bn.'),
+    KeyRule(HF_BLOCK + r'attention\.attention\.in_proj\.', OURS + 'attn.in_proj.'),
+    KeyRule(HF_BLOCK + r'attention\.output\.dense\.', OURS + 'attn.proj.'),
+    KeyRule(HF_BLOCK + r'layernorm_before\.', OURS + 'norm1.'),
+    KeyRule(HF_BLOCK + r'layernorm_after\.', OURS + 'norm2.'),
+    KeyRule(HF_BLOCK + r'intermediate\.dense\.', OURS + 'ffn.fc1.'),
+    KeyRule(HF_BLOCK + r'output\.dense\.', OURS + 'ffn.fc2.'),
     KeyRule(r'layernorm\.', 'backbone.out_norms.2.'),
     KeyRule(r'classifier\.', 'head.fc.'),
     *OPENMMLAB,

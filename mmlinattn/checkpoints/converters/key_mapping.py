@@ -59,8 +59,8 @@ OPENMMLAB = (
 )
 
 # Projections in the files of transformers, of ViT and of SegFormer and Swin.
-TRANSFORMERS_QKV = tuple(f'attention.{name}' for name in ('query', 'key', 'value'))
-TRANSFORMERS_SELF_QKV = tuple(f'self.{name}' for name in ('query', 'key', 'value'))
+HF_QKV = tuple(f'attention.{name}' for name in ('query', 'key', 'value'))
+HF_SELF_QKV = tuple(f'self.{name}' for name in ('query', 'key', 'value'))
 
 
 def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Converted:

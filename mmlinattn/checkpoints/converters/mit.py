@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .key_mapping import (
     BACKBONE,
+    HF_SELF_QKV,
     OPENMMLAB,
-    TRANSFORMERS_SELF_QKV,
     Converted,
     KeyRule,
     from_one,
@@ -23,17 +23,15 @@ from .key_mapping import (
     rename,
 )
 
-RELEASED_BLOCK = BACKBONE + r'block(\d)\.(\d+)\.'
+BLOCK = BACKBONE + r'block(\d)\.(\d+)\.'
 RELEASED = (
     KeyRule(BACKBONE + r'patch_embed(\d)\.', from_one('backbone.patch_embeds.{}.')),
     KeyRule(
-        RELEASED_BLOCK + r'(norm[12]|attn\.(?:in_proj|proj|sr|norm))\.',
+        BLOCK + r'(norm[12]|attn\.(?:in_proj|proj|sr|norm))\.',
         from_one('backbone.stages.{}.{}.{}.'),
     ),
-    KeyRule(RELEASED_BLOCK + r'mlp\.(fc[12])\.', from_one('backbone.stages.{}.{}.ffn.{}.')),
-    KeyRule(
-        RELEASED_BLOCK + r'mlp\.dwconv\.dwconv\.', from_one('backbone.stages.{}.{}.ffn.dwconv.')
-    ),
+    KeyRule(BLOCK + r'mlp\.(fc[12])\.', from_one('backbone.stages.{}.{}.ffn.{}.')),
+    KeyRule(BLOCK + r'mlp\.dwconv\.dwconv\.', from_one('backbone.stages.{}.{}.ffn.dwconv.')),
     KeyRule(BACKBONE + r'norm(\d)\.', from_one('backbone.norms.{}.')),
     KeyRule(r'head\.', 'head.fc.'),
 )
@@ -76,20 +74,18 @@ RELEASED_HEAD = (
     KeyRule(r'decode_head\.linear_pred\.', 'decode_head.conv_seg.'),
     KeyRule(r'decode_head\.conv_seg\.', None, reason='weights of a classifier that is never used'),
 )  # fmt: skip
-TRANSFORMERS = r'(?:segformer\.)?encoder\.'
-TRANSFORMERS_BLOCK = TRANSFORMERS + r'block\.(\d)\.(\d+)\.'
-OF_TRANSFORMERS = (
-    KeyRule(TRANSFORMERS + r'patch_embeddings\.(\d)\.proj\.', r'backbone.patch_embeds.\1.proj.'),
-    KeyRule(
-        TRANSFORMERS + r'patch_embeddings\.(\d)\.layer_norm\.', r'backbone.patch_embeds.\1.norm.'
-    ),
-    KeyRule(TRANSFORMERS_BLOCK + r'layer_norm_([12])\.', STAGE + r'norm\3.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.self\.(in_proj|sr)\.', STAGE + r'attn.\3.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.self\.layer_norm\.', STAGE + 'attn.norm.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', STAGE + 'attn.proj.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'mlp\.dense([12])\.', STAGE + r'ffn.fc\3.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
-    KeyRule(TRANSFORMERS + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
+HF = r'(?:segformer\.)?encoder\.'
+HF_BLOCK = HF + r'block\.(\d)\.(\d+)\.'
+OF_HF = (
+    KeyRule(HF + r'patch_embeddings\.(\d)\.proj\.', r'backbone.patch_embeds.\1.proj.'),
+    KeyRule(HF + r'patch_embeddings\.(\d)\.layer_norm\.', r'backbone.patch_embeds.\1.norm.'),
+    KeyRule(HF_BLOCK + r'layer_norm_([12])\.', STAGE + r'norm\3.'),
+    KeyRule(HF_BLOCK + r'attention\.self\.(in_proj|sr)\.', STAGE + r'attn.\3.'),
+    KeyRule(HF_BLOCK + r'attention\.self\.layer_norm\.', STAGE + 'attn.norm.'),
+    KeyRule(HF_BLOCK + r'attention\.output\.dense\.', STAGE + 'attn.proj.'),
+    KeyRule(HF_BLOCK + r'mlp\.dense([12])\.', STAGE + r'ffn.fc\3.'),
+    KeyRule(HF_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
+    KeyRule(HF + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
     KeyRule(r'classifier\.', 'head.fc.'),
     KeyRule(
         r'decode_head\.linear_c\.(\d)\.proj\.weight$', r'decode_head.convs.\1.weight', _pointwise
@@ -110,7 +106,7 @@ def convert_mit(state_dict: Mapping[str, Tensor]) -> Converted:
     head of a segmentor from MMSegmentation keeps its names, those of its ``SegformerHead``.
     """
     released = any(name.startswith('decode_head.linear_pred.') for name in state_dict)
-    others = (*MMSEG, *OF_TRANSFORMERS, *OPENMMLAB)
+    others = (*MMSEG, *OF_HF, *OPENMMLAB)
     rules = (*RELEASED_HEAD, *RELEASED) if released else (*RELEASED, *others)
     fused = fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj')
-    return rename(fuse(fused, TRANSFORMERS_SELF_QKV, 'self.in_proj'), rules)
+    return rename(fuse(fused, HF_SELF_QKV, 'self.in_proj'), rules)

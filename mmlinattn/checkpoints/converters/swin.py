@@ -8,19 +8,11 @@ from typing import Callable, Dict, List, Mapping
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import (
-    BACKBONE,
-    OPENMMLAB,
-    TRANSFORMERS_SELF_QKV,
-    Converted,
-    KeyRule,
-    fuse,
-    rename,
-)
+from .key_mapping import BACKBONE, HF_SELF_QKV, OPENMMLAB, Converted, KeyRule, fuse, rename
 
 RELEASED = BACKBONE + r'layers\.(\d)\.'
-TRANSFORMERS = r'(?:swin\.)?'
-TRANSFORMERS_STAGE = TRANSFORMERS + r'encoder\.layers\.(\d)\.'
+HF = r'(?:swin\.)?'
+HF_STAGE = HF + r'encoder\.layers\.(\d)\.'
 OPENMMLAB_STAGE = BACKBONE + r'stages\.(\d)\.'
 
 
@@ -79,7 +71,7 @@ def _rules(merge: Callable) -> List[KeyRule]:
         KeyRule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
         *(
             KeyRule(stage + r'blocks\.(\d+)\.' + theirs, r'backbone.stages.\1.\2.' + ours)
-            for stage in (RELEASED, OPENMMLAB_STAGE, TRANSFORMERS_STAGE)
+            for stage in (RELEASED, OPENMMLAB_STAGE, HF_STAGE)
             for theirs, ours in blocks
         ),
         *(
@@ -91,13 +83,10 @@ def _rules(merge: Callable) -> List[KeyRule]:
             for theirs, (ours, reshape) in AGENT_BIASES.items()
         ),
         KeyRule(RELEASED + r'downsample\.', merge),
-        KeyRule(TRANSFORMERS_STAGE + r'downsample\.', _merge(0)),
-        KeyRule(TRANSFORMERS + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
-        KeyRule(
-            TRANSFORMERS + r'embeddings\.patch_embeddings\.projection\.',
-            'backbone.patch_embed.proj.',
-        ),
-        KeyRule(TRANSFORMERS + r'layernorm\.', 'backbone.out_norms.3.'),
+        KeyRule(HF_STAGE + r'downsample\.', _merge(0)),
+        KeyRule(HF + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
+        KeyRule(HF + r'embeddings\.patch_embeddings\.projection\.', 'backbone.patch_embed.proj.'),
+        KeyRule(HF + r'layernorm\.', 'backbone.out_norms.3.'),
         KeyRule(r'classifier\.', 'head.fc.'),
         KeyRule(OPENMMLAB_STAGE + r'downsample\.', _merge(0), _channels),
         KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
@@ -116,7 +105,7 @@ def convert_swin(state_dict: Mapping[str, Tensor]) -> Converted:
     """
     # timm counts a merge with the stage after it, so the last stage has one.
     counted_behind = any(name.startswith('layers.3.downsample.') for name in state_dict)
-    fused = fuse(state_dict, TRANSFORMERS_SELF_QKV, 'self.in_proj')
+    fused = fuse(state_dict, HF_SELF_QKV, 'self.in_proj')
     return rename(_split_heads(fused), _rules(_merge(int(counted_behind))))
 
 

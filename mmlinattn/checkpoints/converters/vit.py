@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_QKV, Converted, KeyRule, fuse, rename
+from .key_mapping import BACKBONE, HF_QKV, OPENMMLAB, Converted, KeyRule, fuse, rename
 
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MM_LAYER = BACKBONE + r'layers\.(\d+)\.'
-TRANSFORMERS = r'(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?'
-TRANSFORMERS_EMBEDDING = TRANSFORMERS + r'embeddings\.'
-TRANSFORMERS_LAYER = TRANSFORMERS + r'encoder\.layer\.(\d+)\.'
+HF = r'(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?'
+HF_EMBEDDING = HF + r'embeddings\.'
+HF_LAYER = HF + r'encoder\.layer\.(\d+)\.'
 DISTILLATION = (
     BACKBONE + r'dist_token$|head\.layers\.head_dist\.|head_dist\.'
     r'|(?:deit\.)?embeddings\.distillation_token$|distillation_classifier\.'
@@ -54,21 +54,19 @@ NAMES = (
     KeyRule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
     KeyRule(r'head\.layers\.head\.', 'head.fc.'),
     KeyRule(r'head\.fc\.', 'head.fc.'),
-    KeyRule(TRANSFORMERS_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
-    KeyRule(TRANSFORMERS_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
-    KeyRule(TRANSFORMERS_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
-    KeyRule(TRANSFORMERS_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
-    KeyRule(TRANSFORMERS_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
-    KeyRule(TRANSFORMERS_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
-    KeyRule(TRANSFORMERS_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
-    KeyRule(TRANSFORMERS_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
-    KeyRule(TRANSFORMERS_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
-    KeyRule(TRANSFORMERS_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
-    KeyRule(TRANSFORMERS + r'layernorm\.', 'backbone.norm.'),
+    KeyRule(HF_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
+    KeyRule(HF_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
+    KeyRule(HF_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
+    KeyRule(HF_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
+    KeyRule(HF_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
+    KeyRule(HF_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
+    KeyRule(HF_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
+    KeyRule(HF_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
+    KeyRule(HF_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
+    KeyRule(HF_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
+    KeyRule(HF + r'layernorm\.', 'backbone.norm.'),
     KeyRule(r'(?:cls_)?classifier\.', 'head.fc.'),
-    KeyRule(
-        TRANSFORMERS + r'pooler\.', None, reason='weights of a pooler, which no classifier uses'
-    ),
+    KeyRule(HF + r'pooler\.', None, reason='weights of a pooler, which no classifier uses'),
     KeyRule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
     *OPENMMLAB,
 )
@@ -84,7 +82,7 @@ def convert_vit(state_dict: Mapping[str, Tensor]) -> Converted:
     Raises:
         CheckpointError: see :func:`rename`; also for a distillation token without positions.
     """
-    tensors, left_out = rename(fuse(state_dict, TRANSFORMERS_QKV, 'attention.in_proj'), NAMES)
+    tensors, left_out = rename(fuse(state_dict, HF_QKV, 'attention.in_proj'), NAMES)
     positions = tensors.get(POSITIONS)
     if any(name.endswith(('dist_token', 'distillation_token')) for name in state_dict):
         if positions is None:
