@@ -4,13 +4,7 @@
 """
 
 from .checkpoint_uri import package_weights
-from .compare import (
-    check_complete,
-    check_fits,
-    compare,
-    load_checkpoint,
-    non_finite,
-)
+from .compare import check_complete, check_fits, compare, load_checkpoint, non_finite
 from .errors import CheckpointError
 from .read import load_state_dict, read_checkpoint
 from .write import save_checkpoint

@@ -94,11 +94,8 @@ def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) 
             report.mismatched.append((name, *shapes))
         else:
             report.matched.append(name)
-    report.missing = [
-        name
-        for name in model_state
-        if name not in converted and not name.endswith('num_batches_tracked')
-    ]
+    absent = (name for name in model_state if name not in converted)
+    report.missing = [name for name in absent if not name.endswith('num_batches_tracked')]
     return report
 
 
@@ -189,7 +186,14 @@ def check_fits(
             f'{source}: not one key is of {type(module).__name__}'
             f'{cure or f"; the file has {theirs}, the model {ours}"}'
         )
-    check_finite(source, {name: state_dict[name] for name in report.matched}, constants(module))
+    # Other buffers, such as masks, may be infinite.
+    buffers = [name for name, _ in module.named_buffers() if not name.endswith(RUNNING_STATISTICS)]
+    wrong = non_finite({name: state_dict[name] for name in report.matched}, buffers)
+    if wrong:
+        raise CheckpointError(
+            f'{source} has {len(wrong)} weights that are NaN or infinite: {shorten(wrong)}; its '
+            'training has diverged, take an earlier checkpoint'
+        )
     return report
 
 
@@ -214,23 +218,6 @@ def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = 
         if not finite.all():
             found.append(name)
     return found
-
-
-def constants(module: nn.Module) -> List[str]:
-    """Return the names of buffers except running statistics, for example a mask of -inf."""
-    return [name for name, _ in module.named_buffers() if not name.endswith(RUNNING_STATISTICS)]
-
-
-def check_finite(
-    source: PathLike, weights: Mapping[str, Tensor], may_be_infinite: Container[str] = ()
-) -> None:
-    """Raise CheckpointError, which names them, for weights that :func:`non_finite` returns."""
-    found = non_finite(weights, may_be_infinite)
-    if found:
-        raise CheckpointError(
-            f'{source} has {len(found)} weights that are NaN or infinite: {shorten(found)}; its '
-            'training has diverged, take an earlier checkpoint'
-        )
 
 
 def check_complete(source: PathLike, report: LoadReport) -> None:

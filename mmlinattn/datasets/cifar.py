@@ -1,7 +1,6 @@
 """CIFAR-100 from its binary files."""
 
-from pathlib import Path
-from typing import Any, List, Tuple, Union
+from typing import Any, List, Tuple
 
 import numpy as np
 from mmengine import fileio
@@ -55,24 +54,23 @@ class CIFAR100Binary(BaseDataset):
 
     def load_data_list(self) -> List[dict]:
         path = fileio.join_path(self.data_root, f'{self.split}.bin')
-        images, labels = read_records(path)
+        images, labels = _read_records(path)
         expected = RELEASED[self.split]
         if len(labels) != expected:
             log_warning(f'{path} has {len(labels)} images, the released file {expected}')
         if 'classes' not in self._metainfo:
-            self._metainfo['classes'] = read_names(fileio.join_path(self.data_root, NAMES))
+            path = fileio.join_path(self.data_root, NAMES)
+            names = tuple(_content(path).decode('ascii', errors='replace').split())
+            if len(names) != FINE:
+                raise ValueError(
+                    f'{path} has {len(names)} names, CIFAR-100 has {FINE} classes; {WHERE}'
+                )
+            self._metainfo['classes'] = names
         return [dict(img=img, gt_label=int(label)) for img, label in zip(images, labels)]
 
 
-def read_records(path: Union[str, Path]) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the images and fine labels of a binary file.
-
-    Returns:
-        (N, 32, 32, 3) uint8, BGR, and (N,) uint8.
-
-    Raises:
-        ValueError, FileNotFoundError: see :class:`CIFAR100Binary`.
-    """
+def _read_records(path: str) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the images (N, 32, 32, 3) uint8, BGR, and the fine labels (N,) uint8 of a file."""
     data = np.frombuffer(_content(path), np.uint8)
     if not len(data) or len(data) % RECORD:
         raise ValueError(
@@ -91,19 +89,7 @@ def read_records(path: Union[str, Path]) -> Tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(planes[:, ::-1].transpose(0, 2, 3, 1)), records[:, 1]
 
 
-def read_names(path: Union[str, Path]) -> Tuple[str, ...]:
-    """Return the names of the fine labels, one per line of the file.
-
-    Raises:
-        ValueError, FileNotFoundError: see :class:`CIFAR100Binary`.
-    """
-    names = tuple(_content(path).decode('ascii', errors='replace').split())
-    if len(names) != FINE:
-        raise ValueError(f'{path} has {len(names)} names, CIFAR-100 has {FINE} classes; {WHERE}')
-    return names
-
-
-def _content(path: Union[str, Path]) -> bytes:
+def _content(path: str) -> bytes:
     try:
         return fileio.get(path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

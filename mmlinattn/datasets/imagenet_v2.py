@@ -44,28 +44,21 @@ class ImageNetV2(BaseDataset):
         root = self.data_root
         if not fileio.isdir(root):
             raise FileNotFoundError(f'{root} does not exist; {WHERE}')
-        labels = {
-            name: _label(root, name) for name in fileio.list_dir_or_file(root, list_file=False)
-        }
-        samples = [
-            dict(img_path=fileio.join_path(root, name, file), gt_label=labels[name])
-            for name in sorted(labels, key=labels.__getitem__)
-            for file in sorted(
-                fileio.list_dir_or_file(fileio.join_path(root, name), list_dir=False)
-            )
-            if file.lower().endswith(IMAGES)
-        ]
+        samples: List[dict] = []
+        for name in fileio.list_dir_or_file(root, list_file=False):
+            if not (name.isascii() and name.isdigit() and int(name) < CLASSES):
+                raise ValueError(
+                    f'{root} has the folder {name!r}, folders of ImageNet-V2 are classes from 0 to '
+                    f'{CLASSES - 1}; {WHERE}'
+                )
+            folder = fileio.join_path(root, name)
+            for file in sorted(fileio.list_dir_or_file(folder, list_dir=False)):
+                if file.lower().endswith(IMAGES):
+                    path = fileio.join_path(folder, file)
+                    samples.append(dict(img_path=path, gt_label=int(name)))
+        samples.sort(key=lambda sample: sample['gt_label'])
         if not samples:
             raise ValueError(f'{root} has no images in folders 0 to {CLASSES - 1}; {WHERE}')
         if len(samples) != RELEASED:
             log_warning(f'{root} has {len(samples)} images, each released set {RELEASED}')
         return samples
-
-
-def _label(root: str, name: str) -> int:
-    if not (name.isascii() and name.isdigit() and int(name) < CLASSES):
-        raise ValueError(
-            f'{root} has the folder {name!r}, folders of ImageNet-V2 are classes from 0 to '
-            f'{CLASSES - 1}; {WHERE}'
-        )
-    return int(name)

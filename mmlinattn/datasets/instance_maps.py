@@ -44,9 +44,6 @@ class InstanceMaps(BaseDataset):
         palette=[[0, 0, 0], [250, 170, 30], [255, 255, 255]],
     )
 
-    def __init__(self, ann_file: str = '', **kwargs: Any) -> None:
-        super().__init__(ann_file=ann_file, **kwargs)
-
     def load_data_list(self) -> List[dict]:
         content = read_json(self.ann_file)
         masks: Dict[Any, list] = {image['id']: [] for image in content['images']}

@@ -54,7 +54,11 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             :func:`.preflight.options.check_options`.
     """
     path = config_file(path)
-    _import_from_folder(path)
+    # Let custom_imports find modules beside the config and in the current folder. Python itself
+    # looks there with `python -m` alone, and never beside a config.
+    for folder in (Path(path).resolve().parent, Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
     try:
         with _onedl_mmseg_found():
             cfg = Config.fromfile(path)
@@ -123,16 +127,6 @@ def _import_custom(custom_imports: Any, path: str) -> None:
         import_modules_from_strings(**custom_imports)
     except ImportError as error:
         raise _import_error(error, path) from error
-
-
-def _import_from_folder(path: str) -> None:
-    """Let ``custom_imports`` find modules beside the config and in the current folder.
-
-    Python itself looks in the current folder with ``python -m`` alone, and never beside a config.
-    """
-    for folder in (Path(path).resolve().parent, Path.cwd()):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
 
 
 def import_framework(cfg: Config) -> None:

@@ -19,7 +19,8 @@ def set_up_training(
 
     Args:
         cfg: a checked config with a work directory.
-        resume, amp, auto_scale_lr: see :func:`set_resume`, :func:`use_amp` and :func:`scale_lr`.
+        resume, amp: see :func:`set_resume` and :func:`use_amp`.
+        auto_scale_lr: scale the learning rate by the batch size (``--auto-scale-lr``).
 
     Raises:
         CheckpointError: nothing intact to resume from.
@@ -34,8 +35,15 @@ def set_up_training(
     set_resume(cfg, resume)
     use_amp(cfg, amp)
     set_report(cfg)
-    if auto_scale_lr:
-        scale_lr(cfg)
+    if not auto_scale_lr:
+        return
+    if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
+        raise ValueError(
+            '--auto-scale-lr: the config has no auto_scale_lr.base_batch_size: add '
+            'auto_scale_lr = dict(base_batch_size=N), N images a step that its learning rate is '
+            'for, or set the learning rate yourself'
+        )
+    cfg.auto_scale_lr.enable = True
 
 
 def use_amp(cfg: Config, requested: bool) -> None:
@@ -81,14 +89,3 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
 def set_report(cfg: Config) -> None:
     """Add a ReportHook as ``default_hooks.report``, unless the config names one or None."""
     cfg.setdefault('default_hooks', {}).setdefault('report', dict(type=ReportHook.__name__))
-
-
-def scale_lr(cfg: Config) -> None:
-    """Enable ``--auto-scale-lr``; raise ValueError if the config has no base batch size."""
-    if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
-        raise ValueError(
-            '--auto-scale-lr: the config has no auto_scale_lr.base_batch_size: add '
-            'auto_scale_lr = dict(base_batch_size=N), N images a step that its learning rate is '
-            'for, or set the learning rate yourself'
-        )
-    cfg.auto_scale_lr.enable = True

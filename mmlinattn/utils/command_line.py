@@ -66,8 +66,10 @@ class Overrides(argparse.Action):
             key, _, text = value.partition('=')
             try:
                 if NESTED.fullmatch(text.strip()):
-                    found = {**(getattr(namespace, self.dest, None) or {}), key: _literal(text)}
-                    setattr(namespace, self.dest, found)
+                    tree = _DictCalls().visit(ast.parse(text.strip(), mode='eval'))
+                    found = getattr(namespace, self.dest, None) or {}
+                    # Nothing is called: only literals are evaluated.
+                    setattr(namespace, self.dest, {**found, key: ast.literal_eval(tree)})
                 else:
                     plain(parser, namespace, [value], option_string)
             except (AssertionError, RecursionError, SyntaxError, TypeError, ValueError):
@@ -87,11 +89,6 @@ class _DictCalls(ast.NodeTransformer):
         if getattr(node.func, 'id', None) != 'dict' or node.args or None in names:
             return node
         return ast.Dict([ast.Constant(name) for name in names], [k.value for k in node.keywords])
-
-
-def _literal(text: str) -> Any:
-    """Return the value of a Python literal with dicts; nothing is called."""
-    return ast.literal_eval(_DictCalls().visit(ast.parse(text.strip(), mode='eval')))
 
 
 class Parser(argparse.ArgumentParser):
@@ -153,16 +150,11 @@ def plain_console(**kwargs: Any) -> 'Console':
 
 def progress_bars(console: 'Console') -> 'Progress':
     """Return progress bars with a text, a count and the remaining time."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
-    columns = (TextColumn('{task.description:<5}', markup=False), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console)
+    text = progress.TextColumn('{task.description:<5}', markup=False)
+    columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn()
+    return progress.Progress(text, *columns, console=console)
 
 
 @contextmanager
@@ -227,9 +219,7 @@ def errors_in_one_line(
         if log_dir is not None:
             with suppress(OSError):
                 path = Path(log_dir) / 'error.txt'
-                path.write_text(
-                    ''.join(traceback.format_exception(None, error, error.__traceback__))
-                )
+                path.write_text(''.join(traceback.format_exception(error)))
                 where = f'the traceback is in {path}'
         print(f'error: {type(error).__name__}: {text} ({where})', file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None

@@ -42,14 +42,9 @@ def is_known(text: str) -> bool:
     return text.lstrip().startswith(tuple(MESSAGES))
 
 
-class KnownMessageFilter(logging.Filter):
-    """Filter of log records that drops the messages of the list."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not is_known(record.getMessage())
-
-
-FILTER = KnownMessageFilter()
+def _is_other(record: logging.LogRecord) -> bool:
+    """Return False for the log records that the filter of :func:`hide_on_console` drops."""
+    return not is_known(record.getMessage())
 
 
 def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
@@ -59,9 +54,9 @@ def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
         the handlers that did not hide them before.
     """
     printing = [x for x in logger.handlers if not isinstance(x, logging.FileHandler)]
-    changed = [handler for handler in printing if FILTER not in handler.filters]
+    changed = [handler for handler in printing if _is_other not in handler.filters]
     for handler in changed:
-        handler.addFilter(FILTER)
+        handler.addFilter(_is_other)
     return changed
 
 
@@ -91,7 +86,7 @@ def known_messages_hidden() -> Iterator[None]:
                 yield
         finally:
             for handler in filtered:
-                handler.removeFilter(FILTER)
+                handler.removeFilter(_is_other)
             lines = printed.getvalue().splitlines(keepends=True)
             sys.stdout.writelines(line for line in lines if not is_known(line))
 

@@ -19,9 +19,9 @@ def nodes(node: Any, place: str = '') -> Iterator[Tuple[str, Any]]:
             yield from nodes(value, f'{place}[{i}]')
 
 
-def dicts(node: Any, place: str = '') -> Iterator[Tuple[str, dict]]:
+def dicts(node: Any) -> Iterator[Tuple[str, dict]]:
     """Yield the dicts of :func:`nodes`."""
-    return ((where, value) for where, value in nodes(node, place) if isinstance(value, dict))
+    return ((where, value) for where, value in nodes(node) if isinstance(value, dict))
 
 
 def key_of(place: str) -> str:

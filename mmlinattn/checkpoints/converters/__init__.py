@@ -2,7 +2,7 @@
 
 Each module has the key mapping of a source: a function ``convert_*`` that takes tensors by name,
 which are not modified, and returns :data:`.key_mapping.Converted`. It raises the errors of
-:class:`.key_mapping.KeyMap`.
+:func:`.key_mapping.rename`.
 """
 
 import re
@@ -16,10 +16,10 @@ from ..errors import CheckpointError
 from .clip import convert_clip
 from .cvt import convert_cvt
 from .dino import convert_dinov2, convert_dinov3
-from .key_mapping import RECORD, UnknownKeys
+from .key_mapping import RECORD, UnknownKeys, rename
 from .mit import convert_mit
 from .mlla import convert_mlla
-from .rala import convert_rala, release_of
+from .rala import CLASSIFIERS, convert_rala
 from .smca import SMCA
 from .swin import convert_swin
 from .timesformer import convert_timesformer
@@ -35,7 +35,7 @@ SOURCES: Dict[str, Callable] = dict(
     rala=convert_rala,
     mala=partial(convert_rala, source='mala'),  # after rala, whose weights have the same names
     mlla=convert_mlla,
-    smca=SMCA,
+    smca=partial(rename, rules=SMCA),
     swin=convert_swin,
     timesformer=convert_timesformer,
     vil=convert_vil,
@@ -140,7 +140,13 @@ def detect_source(state_dict: Mapping[str, Tensor]) -> str:
     """
     if not any('attn.qkvo.' in name for name in state_dict):
         raise ValueError(f'say which release this is: source (--source), one of {sorted(SOURCES)}')
-    return release_of(state_dict)
+    width = len(state_dict.get('proj.weight', ()))
+    if width not in CLASSIFIERS:
+        raise CheckpointError(
+            'RAVLT (RALA) and MAViT (MALA) have weights of the same names and shapes: say which '
+            "release this is, 'rala' or 'mala' (--source)"
+        )
+    return CLASSIFIERS[width]
 
 
 def fitting_source(

@@ -1,11 +1,13 @@
 """Key mapping for the vision towers of CLIP and SigLIP."""
 
+from functools import partial
 from typing import Dict, Mapping
 
+import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import Converted, KeyMap, KeyRule, fuse
+from .key_mapping import Converted, KeyRule, fuse, rename
 from .vit import LAYER, NAMES, POSITIONS, convert_positions
 
 # The release of CLIP, and OpenCLIP.
@@ -22,42 +24,34 @@ TEXT = (
 POOL = r'attn_pool\.|' + HF + r'head\.'
 TRUNK = 'visual.trunk.'  # timm's names within OpenCLIP
 
+TOKEN = partial(torch.reshape, shape=(1, 1, -1))
+TABLE = partial(torch.unsqueeze, dim=0)
 
-def _token(x: Tensor) -> Tensor:
-    return x.reshape(1, 1, -1)
-
-
-def _table(x: Tensor) -> Tensor:
-    return x.unsqueeze(0)
-
-
-CLIP = KeyMap(
-    [
-        KeyRule(POOL, None, reason='weights of a pooling head, which no backbone has'),
-        KeyRule(RELEASED + r'class_embedding$', 'backbone.embed.cls_token', _token),
-        KeyRule(RELEASED + r'positional_embedding$', POSITIONS, _table),
-        KeyRule(RELEASED + r'conv1\.', 'backbone.embed.proj.'),
-        KeyRule(RELEASED + r'ln_pre\.', 'backbone.embed.norm.'),
-        KeyRule(RELEASED_LAYER + r'ln_([12])\.', LAYER + r'norm\2.'),
-        KeyRule(RELEASED_LAYER + r'attn\.in_proj_', LAYER + 'attn.in_proj.'),
-        KeyRule(RELEASED_LAYER + r'attn\.out_proj\.', LAYER + 'attn.proj.'),
-        KeyRule(RELEASED_LAYER + r'mlp\.c_fc\.', LAYER + 'ffn.fc1.'),
-        KeyRule(RELEASED_LAYER + r'mlp\.c_proj\.', LAYER + 'ffn.fc2.'),
-        KeyRule(RELEASED + r'ln_post\.', 'backbone.norm.'),
-        KeyRule(HF + r'embeddings\.class_embedding$', 'backbone.embed.cls_token', _token),
-        KeyRule(HF + r'embeddings\.position_embedding\.weight$', POSITIONS, _table),
-        KeyRule(HF + r'embeddings\.position_ids$', None, reason='constants of positions'),
-        KeyRule(HF + r'embeddings\.patch_embedding\.', 'backbone.embed.proj.'),
-        KeyRule(HF + r'pre_layrnorm\.', 'backbone.embed.norm.'),
-        KeyRule(HF_LAYER + r'layer_norm([12])\.', LAYER + r'norm\2.'),
-        KeyRule(HF_LAYER + r'self_attn\.in_proj\.', LAYER + 'attn.in_proj.'),
-        KeyRule(HF_LAYER + r'self_attn\.out_proj\.', LAYER + 'attn.proj.'),
-        KeyRule(HF_LAYER + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
-        KeyRule(HF + r'post_layernorm\.', 'backbone.norm.'),
-        KeyRule(TEXT, None, reason='weights of the text tower and of the projections'),
-        KeyRule(r'norm_pre\.', 'backbone.embed.norm.'),
-        *NAMES.rules,
-    ]
+CLIP = (
+    KeyRule(POOL, None, reason='weights of a pooling head, which no backbone has'),
+    KeyRule(RELEASED + r'class_embedding$', 'backbone.embed.cls_token', TOKEN),
+    KeyRule(RELEASED + r'positional_embedding$', POSITIONS, TABLE),
+    KeyRule(RELEASED + r'conv1\.', 'backbone.embed.proj.'),
+    KeyRule(RELEASED + r'ln_pre\.', 'backbone.embed.norm.'),
+    KeyRule(RELEASED_LAYER + r'ln_([12])\.', LAYER + r'norm\2.'),
+    KeyRule(RELEASED_LAYER + r'attn\.in_proj_', LAYER + 'attn.in_proj.'),
+    KeyRule(RELEASED_LAYER + r'attn\.out_proj\.', LAYER + 'attn.proj.'),
+    KeyRule(RELEASED_LAYER + r'mlp\.c_fc\.', LAYER + 'ffn.fc1.'),
+    KeyRule(RELEASED_LAYER + r'mlp\.c_proj\.', LAYER + 'ffn.fc2.'),
+    KeyRule(RELEASED + r'ln_post\.', 'backbone.norm.'),
+    KeyRule(HF + r'embeddings\.class_embedding$', 'backbone.embed.cls_token', TOKEN),
+    KeyRule(HF + r'embeddings\.position_embedding\.weight$', POSITIONS, TABLE),
+    KeyRule(HF + r'embeddings\.position_ids$', None, reason='constants of positions'),
+    KeyRule(HF + r'embeddings\.patch_embedding\.', 'backbone.embed.proj.'),
+    KeyRule(HF + r'pre_layrnorm\.', 'backbone.embed.norm.'),
+    KeyRule(HF_LAYER + r'layer_norm([12])\.', LAYER + r'norm\2.'),
+    KeyRule(HF_LAYER + r'self_attn\.in_proj\.', LAYER + 'attn.in_proj.'),
+    KeyRule(HF_LAYER + r'self_attn\.out_proj\.', LAYER + 'attn.proj.'),
+    KeyRule(HF_LAYER + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
+    KeyRule(HF + r'post_layernorm\.', 'backbone.norm.'),
+    KeyRule(TEXT, None, reason='weights of the text tower and of the projections'),
+    KeyRule(r'norm_pre\.', 'backbone.embed.norm.'),
+    *NAMES,
 )
 
 
@@ -67,7 +61,7 @@ def convert_clip(state_dict: Mapping[str, Tensor]) -> Converted:
     Text tower, projections and the attention pool of SigLIP are omitted.
 
     Raises:
-        CheckpointError: see :class:`KeyMap`; also for a name with and without ``visual.trunk.``.
+        CheckpointError: see :func:`rename`; also for a name with and without ``visual.trunk.``.
     """
     parts = tuple(f'self_attn.{name}_proj' for name in 'qkv')
     named: Dict[str, Tensor] = {}
@@ -76,5 +70,5 @@ def convert_clip(state_dict: Mapping[str, Tensor]) -> Converted:
         if short in named:
             raise CheckpointError(f'the checkpoint has {short} twice, again as {name}')
         named[short] = value
-    tensors, left_out = CLIP(fuse(named, parts, 'self_attn.in_proj'))
+    tensors, left_out = rename(fuse(named, parts, 'self_attn.in_proj'), CLIP)
     return convert_positions(tensors), left_out

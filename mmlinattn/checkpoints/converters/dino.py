@@ -6,29 +6,18 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, TRANSFORMERS_QKV, Converted, KeyMap, KeyRule, fuse
-from .vit import (
-    LAYER,
-    NAMES,
-    POSITIONS,
-    TIMM,
-    TIMM_LAYERS,
-    TRANSFORMERS_EMBEDDING,
-    TRANSFORMERS_LAYER,
-    convert_positions,
-)
+from .key_mapping import BACKBONE, HF_QKV, Converted, KeyRule, fuse, rename
+from .vit import HF, HF_LAYER, LAYER, NAMES, POSITIONS, TIMM, TIMM_LAYERS, convert_positions
 
 REGISTERS = 'backbone.embed.registers'
-DINOV2 = KeyMap(
-    [
-        KeyRule(BACKBONE + r'(?:register_tokens|reg_token)$', REGISTERS),
-        KeyRule(TIMM + r'mlp\.w12\.', LAYER + 'ffn.fc1.'),
-        KeyRule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
-        KeyRule(TRANSFORMERS_EMBEDDING + r'register_tokens$', REGISTERS),
-        KeyRule(TRANSFORMERS_LAYER + r'mlp\.weights_in\.', LAYER + 'ffn.fc1.'),
-        KeyRule(TRANSFORMERS_LAYER + r'mlp\.weights_out\.', LAYER + 'ffn.fc2.'),
-        *NAMES.rules,
-    ]
+DINOV2 = (
+    KeyRule(BACKBONE + r'(?:register_tokens|reg_token)$', REGISTERS),
+    KeyRule(TIMM + r'mlp\.w12\.', LAYER + 'ffn.fc1.'),
+    KeyRule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
+    KeyRule(HF + r'embeddings\.register_tokens$', REGISTERS),
+    KeyRule(HF_LAYER + r'mlp\.weights_in\.', LAYER + 'ffn.fc1.'),
+    KeyRule(HF_LAYER + r'mlp\.weights_out\.', LAYER + 'ffn.fc2.'),
+    *NAMES,
 )
 
 
@@ -38,39 +27,37 @@ def convert_dinov2(state_dict: Mapping[str, Tensor]) -> Converted:
     timm has no position of the class token in models with registers; it gets one of zeros.
 
     Raises:
-        CheckpointError: see :class:`KeyMap`; also for weights without positions, as of DINOv3.
+        CheckpointError: see :func:`rename`; also for weights without positions, as of DINOv3.
     """
-    tensors, left_out = DINOV2(fuse(state_dict, TRANSFORMERS_QKV, 'attention.in_proj'))
+    tensors, left_out = rename(fuse(state_dict, HF_QKV, 'attention.in_proj'), DINOV2)
     if POSITIONS not in tensors:
         raise CheckpointError('the checkpoint has no pos_embed: DINOv3 needs source dinov3')
     return convert_positions(tensors), left_out
 
 
-HF_LAYER = r'(?:model\.)?layer\.(\d+)\.'
-HF_EMBEDDING = r'embeddings\.'
-DINOV3 = KeyMap(
-    [
-        KeyRule(r'cls_token$', 'backbone.embed.cls_token'),
-        KeyRule(r'(?:storage_tokens|reg_token)$', REGISTERS),
-        KeyRule(r'patch_embed\.proj\.', 'backbone.embed.proj.'),
-        KeyRule(TIMM + r'attn\.qkv\.bias_mask$', None, reason='masks of the biases of keys'),
-        *TIMM_LAYERS,
-        KeyRule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
-        KeyRule(r'norm\.', 'backbone.norm.'),
-        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        KeyRule(r'rope_embed\.periods$', None, reason='rotary periods, which the model computes'),
-        KeyRule(r'local_cls_norm\.', None, reason='norms of the local crops of the pre-training'),
-        KeyRule(HF_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
-        KeyRule(HF_EMBEDDING + r'register_tokens$', REGISTERS),
-        KeyRule(HF_EMBEDDING + r'patch_embeddings\.', 'backbone.embed.proj.'),
-        KeyRule(HF_LAYER + r'attention\.in_proj\.', LAYER + 'attn.in_proj.'),
-        KeyRule(HF_LAYER + r'attention\.o_proj\.', LAYER + 'attn.proj.'),
-        KeyRule(HF_LAYER + r'norm([12])\.', LAYER + r'norm\2.'),
-        KeyRule(HF_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
-        KeyRule(HF_LAYER + r'mlp\.(?:up_proj|fc1)\.', LAYER + 'ffn.fc1.'),
-        KeyRule(HF_LAYER + r'mlp\.down_proj\.', LAYER + 'ffn.fc2.'),
-        KeyRule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
-    ]
+DINOV3_LAYER = r'(?:model\.)?layer\.(\d+)\.'
+DINOV3_EMBEDDING = r'embeddings\.'
+DINOV3 = (
+    KeyRule(r'cls_token$', 'backbone.embed.cls_token'),
+    KeyRule(r'(?:storage_tokens|reg_token)$', REGISTERS),
+    KeyRule(r'patch_embed\.proj\.', 'backbone.embed.proj.'),
+    KeyRule(TIMM + r'attn\.qkv\.bias_mask$', None, reason='masks of the biases of keys'),
+    *TIMM_LAYERS,
+    KeyRule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
+    KeyRule(r'norm\.', 'backbone.norm.'),
+    KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+    KeyRule(r'rope_embed\.periods$', None, reason='rotary periods, which the model computes'),
+    KeyRule(r'local_cls_norm\.', None, reason='norms of the local crops of the pre-training'),
+    KeyRule(DINOV3_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
+    KeyRule(DINOV3_EMBEDDING + r'register_tokens$', REGISTERS),
+    KeyRule(DINOV3_EMBEDDING + r'patch_embeddings\.', 'backbone.embed.proj.'),
+    KeyRule(DINOV3_LAYER + r'attention\.in_proj\.', LAYER + 'attn.in_proj.'),
+    KeyRule(DINOV3_LAYER + r'attention\.o_proj\.', LAYER + 'attn.proj.'),
+    KeyRule(DINOV3_LAYER + r'norm([12])\.', LAYER + r'norm\2.'),
+    KeyRule(DINOV3_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
+    KeyRule(DINOV3_LAYER + r'mlp\.(?:up_proj|fc1)\.', LAYER + 'ffn.fc1.'),
+    KeyRule(DINOV3_LAYER + r'mlp\.down_proj\.', LAYER + 'ffn.fc2.'),
+    KeyRule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
 )
 HEAD_DIMS = {4096: 128}  # of DINOv3 7B; all smaller models have 64
 # Gate and value of a gated feed-forward layer: of the release, timm and transformers.
@@ -85,7 +72,7 @@ def convert_dinov3(state_dict: Mapping[str, Tensor]) -> Converted:
     zeros, as do queries and values if the file has none.
 
     Raises:
-        CheckpointError: see :class:`KeyMap`; also for channels that are not a multiple of those of
+        CheckpointError: see :func:`rename`; also for channels that are not a multiple of those of
             a head, which are 4 for each of ``rope_embed.periods``, or without them those of the
             release.
     """
@@ -101,7 +88,7 @@ def convert_dinov3(state_dict: Mapping[str, Tensor]) -> Converted:
     for gate, value in GATED:
         named = fuse(named, (f'mlp.{gate}', f'mlp.{value}'), 'mlp.fc1')
     parts = tuple(f'attention.{name}_proj' for name in 'qkv')
-    tensors, left_out = DINOV3(fuse(named, parts, 'attention.in_proj'))
+    tensors, left_out = rename(fuse(named, parts, 'attention.in_proj'), DINOV3)
     periods = state_dict.get('rope_embed.periods')
     for name in [name for name in tensors if name.endswith('attn.in_proj.weight')]:
         weight = tensors[name]

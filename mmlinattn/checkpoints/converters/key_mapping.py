@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -20,7 +19,7 @@ Converted = Tuple[Dict[str, Tensor], Counter]
 
 
 class UnknownKeys(CheckpointError):
-    """Error for names that no rule of a key map matches."""
+    """Error for names that no rule of a release matches."""
 
 
 class KeyRule(NamedTuple):
@@ -40,6 +39,14 @@ class KeyRule(NamedTuple):
     reason: str = ''
 
 
+def from_one(template: str) -> Callable[[re.Match], str]:
+    """Return a function that fills the template with groups, the first of which counts from 1.
+
+    Stages are counted from 0 here.
+    """
+    return lambda match: template.format(int(match[1]) - 1, *match.groups()[1:])
+
+
 def linear(weight: Tensor) -> Tensor:
     """Return the weight of a 1x1 convolution (out, in, 1, 1) as a linear weight (out, in)."""
     return weight.flatten(1)
@@ -52,55 +59,48 @@ OPENMMLAB = (
 )
 
 # Projections in the files of transformers, of ViT and of SegFormer and Swin.
-TRANSFORMERS_QKV = tuple(f'attention.{name}' for name in ('query', 'key', 'value'))
-TRANSFORMERS_SELF_QKV = tuple(f'self.{name}' for name in ('query', 'key', 'value'))
+HF_QKV = tuple(f'attention.{name}' for name in ('query', 'key', 'value'))
+HF_SELF_QKV = tuple(f'self.{name}' for name in ('query', 'key', 'value'))
 
 
-@dataclass(frozen=True)
-class KeyMap:
-    """Ordered list of rules; the first rule that matches a name is applied.
+def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Converted:
+    """Apply the first rule that matches the name of each tensor.
+
+    Args:
+        state_dict: name -> tensor; not modified.
+        rules: in their order.
+
+    Raises:
+        UnknownKeys: no rule matches a name.
+        CheckpointError: two tensors get the same name.
 
     Example:
-        >>> import torch
-        >>> key_map = KeyMap([KeyRule(r'layer(\\d)\\.', r'stages.\\1.', torch.Tensor.flatten)])
-        >>> tensors, left_out = key_map({'layer1.weight': torch.zeros(2, 3)})
+        >>> rule = KeyRule(r'layer(\\d)\\.', r'stages.\\1.', torch.Tensor.flatten)
+        >>> tensors, left_out = rename({'layer1.weight': torch.zeros(2, 3)}, [rule])
         >>> {name: tuple(value.shape) for name, value in tensors.items()}
         {'stages.1.weight': (6,)}
     """
-
-    rules: Sequence[KeyRule]
-
-    def __call__(self, state_dict: Mapping[str, Tensor]) -> Converted:
-        """Apply the rules.
-
-        Args:
-            state_dict: name -> tensor; not modified.
-
-        Raises:
-            UnknownKeys: no rule matches a name.
-            CheckpointError: two tensors get the same name.
-        """
-        tensors, unknown = {}, []
-        left_out: Counter = Counter()
-        for key, value in state_dict.items():
-            for rule in self.rules:
-                match = re.match(rule.pattern, key)
-                if match:
-                    break
-            else:
-                unknown.append(key)
-                continue
-            if rule.name is None:
-                left_out[rule.reason] += 1
-            else:
-                start = rule.name(match) if callable(rule.name) else match.expand(rule.name)
-                name = start + key[match.end() :]
-                if name in tensors:
-                    raise CheckpointError(f'the checkpoint has {name} twice, again as {key}')
-                tensors[name] = rule.reshape(value) if rule.reshape else value
-        if unknown:
-            raise UnknownKeys(f'keys that the key map does not know: {shorten(unknown)}')
-        return tensors, left_out
+    tensors, unknown = {}, []
+    left_out: Counter = Counter()
+    for key, value in state_dict.items():
+        for rule in rules:
+            match = re.match(rule.pattern, key)
+            if match:
+                break
+        else:
+            unknown.append(key)
+            continue
+        if rule.name is None:
+            left_out[rule.reason] += 1
+        else:
+            start = rule.name(match) if callable(rule.name) else match.expand(rule.name)
+            name = start + key[match.end() :]
+            if name in tensors:
+                raise CheckpointError(f'the checkpoint has {name} twice, again as {key}')
+            tensors[name] = rule.reshape(value) if rule.reshape else value
+    if unknown:
+        raise UnknownKeys(f'keys that the key map does not know: {shorten(unknown)}')
+    return tensors, left_out
 
 
 def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Dict[str, Tensor]:

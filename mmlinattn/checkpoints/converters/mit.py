@@ -6,44 +6,33 @@ The release has classifiers (``patch_embed1.proj.weight``, ..., ``head``) and se
 release under other names.
 """
 
-import re
-from typing import Callable, Mapping
+from typing import Mapping
 
 import torch
 from torch import Tensor
 
 from .key_mapping import (
     BACKBONE,
+    HF_SELF_QKV,
     OPENMMLAB,
-    TRANSFORMERS_SELF_QKV,
     Converted,
-    KeyMap,
     KeyRule,
+    from_one,
     fuse,
     linear,
+    rename,
 )
 
-
-def _from_one(template: str) -> Callable[[re.Match], str]:
-    """Return a function that fills the template with the stage counted from 0.
-
-    The release counts stages from 1.
-    """
-    return lambda match: template.format(int(match[1]) - 1, *match.groups()[1:])
-
-
-RELEASED_BLOCK = BACKBONE + r'block(\d)\.(\d+)\.'
+BLOCK = BACKBONE + r'block(\d)\.(\d+)\.'
 RELEASED = (
-    KeyRule(BACKBONE + r'patch_embed(\d)\.', _from_one('backbone.patch_embeds.{}.')),
+    KeyRule(BACKBONE + r'patch_embed(\d)\.', from_one('backbone.patch_embeds.{}.')),
     KeyRule(
-        RELEASED_BLOCK + r'(norm[12]|attn\.(?:in_proj|proj|sr|norm))\.',
-        _from_one('backbone.stages.{}.{}.{}.'),
+        BLOCK + r'(norm[12]|attn\.(?:in_proj|proj|sr|norm))\.',
+        from_one('backbone.stages.{}.{}.{}.'),
     ),
-    KeyRule(RELEASED_BLOCK + r'mlp\.(fc[12])\.', _from_one('backbone.stages.{}.{}.ffn.{}.')),
-    KeyRule(
-        RELEASED_BLOCK + r'mlp\.dwconv\.dwconv\.', _from_one('backbone.stages.{}.{}.ffn.dwconv.')
-    ),
-    KeyRule(BACKBONE + r'norm(\d)\.', _from_one('backbone.norms.{}.')),
+    KeyRule(BLOCK + r'mlp\.(fc[12])\.', from_one('backbone.stages.{}.{}.ffn.{}.')),
+    KeyRule(BLOCK + r'mlp\.dwconv\.dwconv\.', from_one('backbone.stages.{}.{}.ffn.dwconv.')),
+    KeyRule(BACKBONE + r'norm(\d)\.', from_one('backbone.norms.{}.')),
     KeyRule(r'head\.', 'head.fc.'),
 )
 
@@ -77,28 +66,26 @@ def _finest_first(weight: Tensor) -> Tensor:
 # Into AllMLPHead. The release's own `conv_seg` comes from its base class and is never used.
 RELEASED_HEAD = (
     KeyRule(r'decode_head\.linear_c(\d)\.proj\.weight$',
-         _from_one('decode_head.convs.{}.weight'), _pointwise),
-    KeyRule(r'decode_head\.linear_c(\d)\.proj\.', _from_one('decode_head.convs.{}.')),
+         from_one('decode_head.convs.{}.weight'), _pointwise),
+    KeyRule(r'decode_head\.linear_c(\d)\.proj\.', from_one('decode_head.convs.{}.')),
     KeyRule(r'decode_head\.linear_fuse\.conv\.weight$',
          'decode_head.fusion_conv.conv.weight', _finest_first),
     KeyRule(r'decode_head\.linear_fuse\.bn\.', 'decode_head.fusion_conv.bn.'),
     KeyRule(r'decode_head\.linear_pred\.', 'decode_head.conv_seg.'),
     KeyRule(r'decode_head\.conv_seg\.', None, reason='weights of a classifier that is never used'),
 )  # fmt: skip
-TRANSFORMERS = r'(?:segformer\.)?encoder\.'
-TRANSFORMERS_BLOCK = TRANSFORMERS + r'block\.(\d)\.(\d+)\.'
-OF_TRANSFORMERS = (
-    KeyRule(TRANSFORMERS + r'patch_embeddings\.(\d)\.proj\.', r'backbone.patch_embeds.\1.proj.'),
-    KeyRule(
-        TRANSFORMERS + r'patch_embeddings\.(\d)\.layer_norm\.', r'backbone.patch_embeds.\1.norm.'
-    ),
-    KeyRule(TRANSFORMERS_BLOCK + r'layer_norm_([12])\.', STAGE + r'norm\3.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.self\.(in_proj|sr)\.', STAGE + r'attn.\3.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.self\.layer_norm\.', STAGE + 'attn.norm.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'attention\.output\.dense\.', STAGE + 'attn.proj.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'mlp\.dense([12])\.', STAGE + r'ffn.fc\3.'),
-    KeyRule(TRANSFORMERS_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
-    KeyRule(TRANSFORMERS + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
+HF = r'(?:segformer\.)?encoder\.'
+HF_BLOCK = HF + r'block\.(\d)\.(\d+)\.'
+OF_HF = (
+    KeyRule(HF + r'patch_embeddings\.(\d)\.proj\.', r'backbone.patch_embeds.\1.proj.'),
+    KeyRule(HF + r'patch_embeddings\.(\d)\.layer_norm\.', r'backbone.patch_embeds.\1.norm.'),
+    KeyRule(HF_BLOCK + r'layer_norm_([12])\.', STAGE + r'norm\3.'),
+    KeyRule(HF_BLOCK + r'attention\.self\.(in_proj|sr)\.', STAGE + r'attn.\3.'),
+    KeyRule(HF_BLOCK + r'attention\.self\.layer_norm\.', STAGE + 'attn.norm.'),
+    KeyRule(HF_BLOCK + r'attention\.output\.dense\.', STAGE + 'attn.proj.'),
+    KeyRule(HF_BLOCK + r'mlp\.dense([12])\.', STAGE + r'ffn.fc\3.'),
+    KeyRule(HF_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
+    KeyRule(HF + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
     KeyRule(r'classifier\.', 'head.fc.'),
     KeyRule(
         r'decode_head\.linear_c\.(\d)\.proj\.weight$', r'decode_head.convs.\1.weight', _pointwise
@@ -110,8 +97,6 @@ OF_TRANSFORMERS = (
     KeyRule(r'decode_head\.batch_norm\.', 'decode_head.fusion_conv.bn.'),
     KeyRule(r'decode_head\.classifier\.', 'decode_head.conv_seg.'),
 )
-NAMES = KeyMap([*RELEASED, *MMSEG, *OF_TRANSFORMERS, *OPENMMLAB])
-NAMES_OF_SEGMENTOR = KeyMap([*RELEASED_HEAD, *RELEASED])
 
 
 def convert_mit(state_dict: Mapping[str, Tensor]) -> Converted:
@@ -121,6 +106,7 @@ def convert_mit(state_dict: Mapping[str, Tensor]) -> Converted:
     head of a segmentor from MMSegmentation keeps its names, those of its ``SegformerHead``.
     """
     released = any(name.startswith('decode_head.linear_pred.') for name in state_dict)
-    names = NAMES_OF_SEGMENTOR if released else NAMES
+    others = (*MMSEG, *OF_HF, *OPENMMLAB)
+    rules = (*RELEASED_HEAD, *RELEASED) if released else (*RELEASED, *others)
     fused = fuse(state_dict, ('attn.q', 'attn.kv'), 'attn.in_proj')
-    return names(fuse(fused, TRANSFORMERS_SELF_QKV, 'self.in_proj'))
+    return rename(fuse(fused, HF_SELF_QKV, 'self.in_proj'), rules)

@@ -3,24 +3,16 @@
 Also for those of FLatten-Transformer, PolaFormer, InLine and Agent attention in Swin.
 """
 
-from typing import Callable, Dict, Mapping
+from typing import Callable, Dict, List, Mapping
 
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import (
-    BACKBONE,
-    OPENMMLAB,
-    TRANSFORMERS_SELF_QKV,
-    Converted,
-    KeyMap,
-    KeyRule,
-    fuse,
-)
+from .key_mapping import BACKBONE, HF_SELF_QKV, OPENMMLAB, Converted, KeyRule, fuse, rename
 
 RELEASED = BACKBONE + r'layers\.(\d)\.'
-TRANSFORMERS = r'(?:swin\.)?'
-TRANSFORMERS_STAGE = TRANSFORMERS + r'encoder\.layers\.(\d)\.'
+HF = r'(?:swin\.)?'
+HF_STAGE = HF + r'encoder\.layers\.(\d)\.'
 OPENMMLAB_STAGE = BACKBONE + r'stages\.(\d)\.'
 
 
@@ -51,7 +43,7 @@ def _merge(into: int) -> Callable:
     return lambda match: f'backbone.merges.{int(match[1]) - into}.'
 
 
-def _rules(merge: Callable) -> KeyMap:
+def _rules(merge: Callable) -> List[KeyRule]:
     blocks = [
         (r'norm([12])\.', r'norm\3.'),
         (r'attn\.(?:w_msa\.)?qkv\.', 'attn.in_proj.'),
@@ -73,41 +65,36 @@ def _rules(merge: Callable) -> KeyMap:
         (r'intermediate\.dense\.', 'ffn.fc1.'),
         (r'output\.dense\.', 'ffn.fc2.'),
     ]
-    return KeyMap(
-        [
-            KeyRule(r'.*(relative_position_index|attn_mask)$', None, reason='constants of windows'),
-            KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.patch_embed.proj.'),
-            KeyRule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
-            *(
-                KeyRule(stage + r'blocks\.(\d+)\.' + theirs, r'backbone.stages.\1.\2.' + ours)
-                for stage in (RELEASED, OPENMMLAB_STAGE, TRANSFORMERS_STAGE)
-                for theirs, ours in blocks
-            ),
-            *(
-                KeyRule(
-                    RELEASED + rf'blocks\.(\d+)\.attn\.{theirs}_bias$',
-                    rf'backbone.stages.\1.\2.attn.{ours}',
-                    reshape,
-                )
-                for theirs, (ours, reshape) in AGENT_BIASES.items()
-            ),
-            KeyRule(RELEASED + r'downsample\.', merge),
-            KeyRule(TRANSFORMERS_STAGE + r'downsample\.', _merge(0)),
-            KeyRule(TRANSFORMERS + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
+    return [
+        KeyRule(r'.*(relative_position_index|attn_mask)$', None, reason='constants of windows'),
+        KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.patch_embed.proj.'),
+        KeyRule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
+        *(
+            KeyRule(stage + r'blocks\.(\d+)\.' + theirs, r'backbone.stages.\1.\2.' + ours)
+            for stage in (RELEASED, OPENMMLAB_STAGE, HF_STAGE)
+            for theirs, ours in blocks
+        ),
+        *(
             KeyRule(
-                TRANSFORMERS + r'embeddings\.patch_embeddings\.projection\.',
-                'backbone.patch_embed.proj.',
-            ),
-            KeyRule(TRANSFORMERS + r'layernorm\.', 'backbone.out_norms.3.'),
-            KeyRule(r'classifier\.', 'head.fc.'),
-            KeyRule(OPENMMLAB_STAGE + r'downsample\.', _merge(0), _channels),
-            KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
-            KeyRule(r'norm\.', 'backbone.out_norms.3.'),
-            KeyRule(r'head\.fc\.', 'head.fc.'),
-            KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-            *OPENMMLAB,
-        ]
-    )
+                RELEASED + rf'blocks\.(\d+)\.attn\.{theirs}_bias$',
+                rf'backbone.stages.\1.\2.attn.{ours}',
+                reshape,
+            )
+            for theirs, (ours, reshape) in AGENT_BIASES.items()
+        ),
+        KeyRule(RELEASED + r'downsample\.', merge),
+        KeyRule(HF_STAGE + r'downsample\.', _merge(0)),
+        KeyRule(HF + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
+        KeyRule(HF + r'embeddings\.patch_embeddings\.projection\.', 'backbone.patch_embed.proj.'),
+        KeyRule(HF + r'layernorm\.', 'backbone.out_norms.3.'),
+        KeyRule(r'classifier\.', 'head.fc.'),
+        KeyRule(OPENMMLAB_STAGE + r'downsample\.', _merge(0), _channels),
+        KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
+        KeyRule(r'norm\.', 'backbone.out_norms.3.'),
+        KeyRule(r'head\.fc\.', 'head.fc.'),
+        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+        *OPENMMLAB,
+    ]
 
 
 def convert_swin(state_dict: Mapping[str, Tensor]) -> Converted:
@@ -118,8 +105,8 @@ def convert_swin(state_dict: Mapping[str, Tensor]) -> Converted:
     """
     # timm counts a merge with the stage after it, so the last stage has one.
     counted_behind = any(name.startswith('layers.3.downsample.') for name in state_dict)
-    fused = fuse(state_dict, TRANSFORMERS_SELF_QKV, 'self.in_proj')
-    return _rules(_merge(int(counted_behind)))(_split_heads(fused))
+    fused = fuse(state_dict, HF_SELF_QKV, 'self.in_proj')
+    return rename(_split_heads(fused), _rules(_merge(int(counted_behind))))
 
 
 def _split_heads(state_dict: Mapping[str, Tensor]) -> Dict[str, Tensor]:

@@ -1,10 +1,10 @@
 """Key mapping for TimeSformer weights as released, from MMAction2 or from transformers."""
 
-from typing import Mapping, Tuple
+from typing import Mapping
 
 from torch import Tensor
 
-from .key_mapping import Converted, KeyMap, KeyRule
+from .key_mapping import Converted, KeyRule, rename
 
 LAYER = r'backbone.layers.\1.'
 STEP = LAYER + 'steps.0.'
@@ -44,15 +44,6 @@ MMACTION = (
     KeyRule(r'cls_head\.fc_cls\.', 'head.fc.'),
 )
 
-
-def _first_attention(prefix: str) -> Tuple[KeyRule, KeyRule]:
-    name = MMACTION_LAYER + r'attentions\.0\.attn\.'
-    return (
-        KeyRule(name + 'in_proj_', prefix + 'attn.in_proj.'),
-        KeyRule(name + r'out_proj\.', prefix + 'attn.proj.'),
-    )
-
-
 HF = r'(?:timesformer\.)?'
 HF_LAYER = HF + r'encoder\.layer\.(\d+)\.'
 TRANSFORMERS = (
@@ -78,5 +69,9 @@ TRANSFORMERS = (
 def convert_timesformer(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename TimeSformer weights of facebookresearch, MMAction2 or transformers."""
     divided = any('attentions.1.' in name for name in state_dict)
-    first = _first_attention(STEP if divided else LAYER)
-    return KeyMap([*RELEASED, *first, *MMACTION, *TRANSFORMERS])(state_dict)
+    ours, theirs = STEP if divided else LAYER, MMACTION_LAYER + r'attentions\.0\.attn\.'
+    first = (
+        KeyRule(theirs + 'in_proj_', ours + 'attn.in_proj.'),
+        KeyRule(theirs + r'out_proj\.', ours + 'attn.proj.'),
+    )
+    return rename(state_dict, [*RELEASED, *first, *MMACTION, *TRANSFORMERS])

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, KeyRule, fuse
-
-
-def _stage(match: re.Match) -> str:
-    """Return the name of a patch embedding; the release counts stages from 1."""
-    return f'backbone.patch_embeds.{int(match[1]) - 1}.'
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyRule, from_one, fuse, rename
 
 
 def _block(match: re.Match) -> str:
@@ -35,26 +30,24 @@ def _norm(match: re.Match) -> str:
 
 
 EMBED = BACKBONE + r'layer(\d)\.0\.'
-NAMES = KeyMap(
-    [
-        KeyRule(EMBED + r'norm_embed\.', lambda match: _stage(match) + 'norm.'),
-        KeyRule(EMBED + r'x_pos_embed$', lambda match: _stage(match) + 'row_embed'),
-        KeyRule(EMBED + r'y_pos_embed$', lambda match: _stage(match) + 'column_embed'),
-        KeyRule(EMBED + r'cls_pos_embed$', lambda match: _stage(match) + 'extra_embed'),
-        KeyRule(EMBED + r'cls_token$', lambda match: _stage(match) + 'extra_tokens'),
-        KeyRule(EMBED + r'proj\.', lambda match: _stage(match) + 'proj.'),
-        KeyRule(BACKBONE + r'layer(\d)\.(\d+)\.norm\.', _norm),
-        _half(r'attn\.(?:qkv|in_proj)\.', 'attn.in_proj.'),
-        _half(r'attn\.proj\.', 'attn.proj.'),
-        _half(r'attn\.local_relative_position_bias_table$', 'attn.relative.table'),
-        _half(r'attn\.g2l_relative_position_bias$', 'attn.relative.extra'),
-        _half(r'attn\.g2g_relative_position_bias$', 'attn.relative.between'),
-        KeyRule(r'.*relative_position_index$', None, reason='constants of relative positions'),
-        _half(r'mlp\.', 'ffn.'),
-        KeyRule(BACKBONE + r'norm\.', 'backbone.out_norms.3.'),
-        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        *OPENMMLAB,
-    ]
+NAMES = (
+    KeyRule(EMBED + r'norm_embed\.', from_one('backbone.patch_embeds.{}.norm.')),
+    KeyRule(EMBED + r'x_pos_embed$', from_one('backbone.patch_embeds.{}.row_embed')),
+    KeyRule(EMBED + r'y_pos_embed$', from_one('backbone.patch_embeds.{}.column_embed')),
+    KeyRule(EMBED + r'cls_pos_embed$', from_one('backbone.patch_embeds.{}.extra_embed')),
+    KeyRule(EMBED + r'cls_token$', from_one('backbone.patch_embeds.{}.extra_tokens')),
+    KeyRule(EMBED + r'proj\.', from_one('backbone.patch_embeds.{}.proj.')),
+    KeyRule(BACKBONE + r'layer(\d)\.(\d+)\.norm\.', _norm),
+    _half(r'attn\.(?:qkv|in_proj)\.', 'attn.in_proj.'),
+    _half(r'attn\.proj\.', 'attn.proj.'),
+    _half(r'attn\.local_relative_position_bias_table$', 'attn.relative.table'),
+    _half(r'attn\.g2l_relative_position_bias$', 'attn.relative.extra'),
+    _half(r'attn\.g2g_relative_position_bias$', 'attn.relative.between'),
+    KeyRule(r'.*relative_position_index$', None, reason='constants of relative positions'),
+    _half(r'mlp\.', 'ffn.'),
+    KeyRule(BACKBONE + r'norm\.', 'backbone.out_norms.3.'),
+    KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+    *OPENMMLAB,
 )
 
 
@@ -66,7 +59,7 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Converted:
         positions is square in all releases; its reach is added as another tensor.
 
     Raises:
-        CheckpointError: see :class:`KeyMap`; also if global tokens have their own projection.
+        CheckpointError: see :func:`rename`; also if global tokens have their own projection.
     """
     kept: Dict[str, Tensor] = {}
     unused: Counter = Counter()
@@ -80,7 +73,8 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Converted:
             unused['empty positions of stages without global tokens'] += 1
         else:
             kept[name] = value
-    tensors, left_out = NAMES(fuse(kept, ('attn.query', 'attn.kv'), 'attn.in_proj'))
+    fused = fuse(kept, ('attn.query', 'attn.kv'), 'attn.in_proj')
+    tensors, left_out = rename(fused, NAMES)
     for name in [name for name in tensors if name.endswith('.relative.table')]:
         side = math.isqrt(len(tensors[name]))
         if side % 2 and side**2 == len(tensors[name]):

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, TRANSFORMERS_QKV, Converted, KeyMap, KeyRule, fuse
+from .key_mapping import BACKBONE, HF_QKV, OPENMMLAB, Converted, KeyRule, fuse, rename
 
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MM_LAYER = BACKBONE + r'layers\.(\d+)\.'
-TRANSFORMERS = r'(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?'
-TRANSFORMERS_EMBEDDING = TRANSFORMERS + r'embeddings\.'
-TRANSFORMERS_LAYER = TRANSFORMERS + r'encoder\.layer\.(\d+)\.'
+HF = r'(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?'
+HF_EMBEDDING = HF + r'embeddings\.'
+HF_LAYER = HF + r'encoder\.layer\.(\d+)\.'
 DISTILLATION = (
     BACKBONE + r'dist_token$|head\.layers\.head_dist\.|head_dist\.'
     r'|(?:deit\.)?embeddings\.distillation_token$|distillation_classifier\.'
@@ -36,43 +36,39 @@ TIMM_LAYERS = (
     KeyRule(TIMM + r'mlp\.(fc[12])\.', LAYER + r'ffn.\2.'),
     KeyRule(TIMM + r'(?:ls([12])\.gamma|gamma_([12]))$', _layer_scale),
 )
-NAMES = KeyMap(
-    [
-        KeyRule(BACKBONE + r'(cls_token|pos_embed)$', r'backbone.embed.\1'),
-        KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.embed.proj.'),
-        *TIMM_LAYERS,
-        KeyRule(r'norm\.', 'backbone.norm.'),
-        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        KeyRule(DISTILLATION, None, reason='parts of the distillation'),
-        KeyRule(MM_LAYER + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
-        KeyRule(MM_LAYER + r'attn\.proj\.', LAYER + 'attn.proj.'),
-        KeyRule(MM_LAYER + r'attn\.attn\.in_proj_', LAYER + 'attn.in_proj.'),
-        KeyRule(MM_LAYER + r'attn\.attn\.out_proj\.', LAYER + 'attn.proj.'),
-        KeyRule(MM_LAYER + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
-        KeyRule(MM_LAYER + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
-        KeyRule(MM_LAYER + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
-        KeyRule(MM_LAYER + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', _layer_scale),
-        KeyRule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
-        KeyRule(r'head\.layers\.head\.', 'head.fc.'),
-        KeyRule(r'head\.fc\.', 'head.fc.'),
-        KeyRule(TRANSFORMERS_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
-        KeyRule(TRANSFORMERS_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
-        KeyRule(TRANSFORMERS_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
-        KeyRule(TRANSFORMERS_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
-        KeyRule(TRANSFORMERS_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
-        KeyRule(TRANSFORMERS_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
-        KeyRule(TRANSFORMERS_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
-        KeyRule(TRANSFORMERS_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
-        KeyRule(TRANSFORMERS_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
-        KeyRule(TRANSFORMERS_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
-        KeyRule(TRANSFORMERS + r'layernorm\.', 'backbone.norm.'),
-        KeyRule(r'(?:cls_)?classifier\.', 'head.fc.'),
-        KeyRule(
-            TRANSFORMERS + r'pooler\.', None, reason='weights of a pooler, which no classifier uses'
-        ),
-        KeyRule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
-        *OPENMMLAB,
-    ]
+NAMES = (
+    KeyRule(BACKBONE + r'(cls_token|pos_embed)$', r'backbone.embed.\1'),
+    KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.embed.proj.'),
+    *TIMM_LAYERS,
+    KeyRule(r'norm\.', 'backbone.norm.'),
+    KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+    KeyRule(DISTILLATION, None, reason='parts of the distillation'),
+    KeyRule(MM_LAYER + r'attn\.qkv\.', LAYER + 'attn.in_proj.'),
+    KeyRule(MM_LAYER + r'attn\.proj\.', LAYER + 'attn.proj.'),
+    KeyRule(MM_LAYER + r'attn\.attn\.in_proj_', LAYER + 'attn.in_proj.'),
+    KeyRule(MM_LAYER + r'attn\.attn\.out_proj\.', LAYER + 'attn.proj.'),
+    KeyRule(MM_LAYER + r'(?:ln|norm)([12])\.', LAYER + r'norm\2.'),
+    KeyRule(MM_LAYER + r'ffn\.layers\.0\.0\.', LAYER + 'ffn.fc1.'),
+    KeyRule(MM_LAYER + r'ffn\.layers\.1\.', LAYER + 'ffn.fc2.'),
+    KeyRule(MM_LAYER + r'(?:attn\.gamma(1)|ffn\.gamma(2))\.weight$', _layer_scale),
+    KeyRule(BACKBONE + r'(?:ln|norm)1\.', 'backbone.norm.'),
+    KeyRule(r'head\.layers\.head\.', 'head.fc.'),
+    KeyRule(r'head\.fc\.', 'head.fc.'),
+    KeyRule(HF_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
+    KeyRule(HF_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
+    KeyRule(HF_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
+    KeyRule(HF_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
+    KeyRule(HF_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
+    KeyRule(HF_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
+    KeyRule(HF_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
+    KeyRule(HF_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
+    KeyRule(HF_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
+    KeyRule(HF_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
+    KeyRule(HF + r'layernorm\.', 'backbone.norm.'),
+    KeyRule(r'(?:cls_)?classifier\.', 'head.fc.'),
+    KeyRule(HF + r'pooler\.', None, reason='weights of a pooler, which no classifier uses'),
+    KeyRule(r'(?:.*\.)?mask_token$', None, reason='mask tokens of the pre-training'),
+    *OPENMMLAB,
 )
 
 
@@ -84,9 +80,9 @@ def convert_vit(state_dict: Mapping[str, Tensor]) -> Converted:
     square, as in all releases.
 
     Raises:
-        CheckpointError: see :class:`KeyMap`; also for a distillation token without positions.
+        CheckpointError: see :func:`rename`; also for a distillation token without positions.
     """
-    tensors, left_out = NAMES(fuse(state_dict, TRANSFORMERS_QKV, 'attention.in_proj'))
+    tensors, left_out = rename(fuse(state_dict, HF_QKV, 'attention.in_proj'), NAMES)
     positions = tensors.get(POSITIONS)
     if any(name.endswith(('dist_token', 'distillation_token')) for name in state_dict):
         if positions is None:
@@ -110,18 +106,14 @@ def convert_positions(tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
     return added
 
 
-CONVIT = KeyMap(
-    [
-        KeyRule(r'cls_token$', 'backbone.cls_token'),
-        KeyRule(TIMM + r'attn\.in_proj\.', LAYER + 'attn.in_proj.'),
-        KeyRule(TIMM + r'attn\.gating_param$', LAYER + 'attn.gates'),
-        KeyRule(TIMM + r'attn\.pos_proj\.weight$', LAYER + 'attn.positions'),
-        KeyRule(
-            TIMM + r'attn\.pos_proj\.bias$', None, reason='position biases, equal for all keys'
-        ),
-        KeyRule(r'.*rel_indices$', None, reason='constants of positions'),
-        *NAMES.rules,
-    ]
+CONVIT = (
+    KeyRule(r'cls_token$', 'backbone.cls_token'),
+    KeyRule(TIMM + r'attn\.in_proj\.', LAYER + 'attn.in_proj.'),
+    KeyRule(TIMM + r'attn\.gating_param$', LAYER + 'attn.gates'),
+    KeyRule(TIMM + r'attn\.pos_proj\.weight$', LAYER + 'attn.positions'),
+    KeyRule(TIMM + r'attn\.pos_proj\.bias$', None, reason='position biases, equal for all keys'),
+    KeyRule(r'.*rel_indices$', None, reason='constants of positions'),
+    *NAMES,
 )
 
 
@@ -131,7 +123,7 @@ def convert_convit(state_dict: Mapping[str, Tensor]) -> Converted:
     They are for ``ViT`` with ``GatedPositionalAttention`` in all layers but the last two, and
     ``cls_token_from`` the first of these.
     """
-    tensors, left_out = CONVIT(fuse(state_dict, ('attn.qk', 'attn.v'), 'attn.in_proj'))
+    tensors, left_out = rename(fuse(state_dict, ('attn.qk', 'attn.v'), 'attn.in_proj'), CONVIT)
     if POSITIONS in tensors:
         side = math.isqrt(tensors[POSITIONS].shape[1])
         tensors['backbone.embed.pos_grid'] = torch.tensor((side, side))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyMap, KeyRule, record_attention
+from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyRule, record_attention, rename
 
 STEM = BACKBONE + r'patch_embed\.conv\.'
 # Of the five convolutions, which the stem of MLLA groups.
@@ -26,49 +26,47 @@ BLOCKS = (
 )
 DOWNSAMPLE = LAYER + r'downsample\.conv\.(\d)\.'
 
-RULES = KeyMap(
-    [
-        *(
-            KeyRule(STEM + rf'{i}\.{theirs}\.', f'backbone.stem.{name}.{ours}.')
-            for i, name in enumerate(CONVS)
-            for theirs, ours in (('conv', 'conv'), ('norm', 'bn'))
-        ),
-        KeyRule(
-            LAYER + r'blocks\.\d+\.(?:attn\.)?rope\.rotations$', None,
-            reason='rotary tables of 224x224 images',
-        ),
-        *(
-            rule
-            for block, ours in BLOCKS
-            for rule in (
-                KeyRule(block + r'attn\.qkv\.', ours + 'attn.in_proj.'),
-                KeyRule(block + r'attn\.proj\.', ours + 'attn.proj.'),
-                KeyRule(block + r'attn\.w1$', ours + 'attn.linear1', lambda w: w[0]),
-                KeyRule(block + r'attn\.w2$', ours + 'attn.linear2', lambda w: w[0]),
-                KeyRule(block + r'attn\.w3$', ours + 'attn.conv', lambda w: w.flatten(1)),
-                KeyRule(block + r'mlp\.dwc\.', ours + 'ffn.dwconv.'),
-                KeyRule(block + r'mlp\.(fc[12])\.', ours + r'ffn.\3.'),
-                KeyRule(block + r'(cpe|norm[12])\.', ours + r'\3.'),
-            )
-        ),
-        KeyRule(BACKBONE + r'patch_embed\.proj\.', 'backbone.embed.proj.'),
-        KeyRule(DOWNSAMPLE + r'conv\.', r'backbone.downsamples.\1.\2.conv.'),
-        KeyRule(DOWNSAMPLE + r'norm\.', r'backbone.downsamples.\1.\2.bn.'),
-        KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
-        KeyRule(r'norm\.', 'neck.bn.'),
-        KeyRule(r'head\.', 'head.fc.'),
-        *OPENMMLAB,
-    ]
+RULES = (
+    *(
+        KeyRule(STEM + rf'{i}\.{theirs}\.', f'backbone.stem.{name}.{ours}.')
+        for i, name in enumerate(CONVS)
+        for theirs, ours in (('conv', 'conv'), ('norm', 'bn'))
+    ),
+    KeyRule(
+        LAYER + r'blocks\.\d+\.(?:attn\.)?rope\.rotations$', None,
+        reason='rotary tables of 224x224 images',
+    ),
+    *(
+        rule
+        for block, ours in BLOCKS
+        for rule in (
+            KeyRule(block + r'attn\.qkv\.', ours + 'attn.in_proj.'),
+            KeyRule(block + r'attn\.proj\.', ours + 'attn.proj.'),
+            KeyRule(block + r'attn\.w1$', ours + 'attn.linear1', lambda w: w[0]),
+            KeyRule(block + r'attn\.w2$', ours + 'attn.linear2', lambda w: w[0]),
+            KeyRule(block + r'attn\.w3$', ours + 'attn.conv', lambda w: w.flatten(1)),
+            KeyRule(block + r'mlp\.dwc\.', ours + 'ffn.dwconv.'),
+            KeyRule(block + r'mlp\.(fc[12])\.', ours + r'ffn.\3.'),
+            KeyRule(block + r'(cpe|norm[12])\.', ours + r'\3.'),
+        )
+    ),
+    KeyRule(BACKBONE + r'patch_embed\.proj\.', 'backbone.embed.proj.'),
+    KeyRule(DOWNSAMPLE + r'conv\.', r'backbone.downsamples.\1.\2.conv.'),
+    KeyRule(DOWNSAMPLE + r'norm\.', r'backbone.downsamples.\1.\2.bn.'),
+    KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
+    KeyRule(r'norm\.', 'neck.bn.'),
+    KeyRule(r'head\.', 'head.fc.'),
+    *OPENMMLAB,
 )  # fmt: skip
 
 
 def convert_vittt(state_dict: Mapping[str, Tensor]) -> Converted:
-    """Rename weights of H-ViT³ and ViT³ and record their attention; errors of :class:`KeyMap`.
+    """Rename weights of H-ViT³ and ViT³ and record their attention; errors of :func:`rename`.
 
     Raises:
         CheckpointError: a projection does not fit the convolution of its layer, or that is missing.
     """
-    tensors, left_out = RULES(state_dict)
+    tensors, left_out = rename(state_dict, RULES)
     for name, weight in tensors.items():
         before, found, _ = name.rpartition('.in_proj.')
         if found:

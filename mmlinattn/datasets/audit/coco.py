@@ -51,10 +51,7 @@ def read_json(path: str, backend_args: Optional[dict] = None) -> Any:
 
 
 def check_coco(
-    content: Any,
-    classes: Optional[Sequence[str]] = None,
-    masks: bool = False,
-    trained: bool = True,
+    content: Any, classes: Optional[Sequence[str]] = None, masks: bool = False, trained: bool = True
 ) -> Iterator[Finding]:
     """Yield the problems in annotations, without reading the images.
 
@@ -173,7 +170,7 @@ def _problems(
     crowd = record.get('iscrowd', 0 if trained else None)
     if crowd not in (0, 1):
         yield 'annotation', f'iscrowd is {_short(crowd)}, not 0 or 1', not trained
-    if not _are_numbers(box) or len(box) != 4:
+    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
         yield 'annotation', f'bbox is {_short(box)}', True
     elif height:  # else the size is reported
         x, y, w, h = box
@@ -240,10 +237,6 @@ def _is_id(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(map(_is_number, values))
 
 
 def _short(value: Any) -> str:

@@ -148,10 +148,7 @@ def polygons_of(mask: np.ndarray) -> List[List[float]]:
 
 
 def square_crop(
-    image: np.ndarray,
-    bbox: Sequence[float],
-    size: int = CROP_SIZE,
-    scale: float = CROP_SCALE,
+    image: np.ndarray, bbox: Sequence[float], size: int = CROP_SIZE, scale: float = CROP_SCALE
 ) -> np.ndarray:
     """Crop a square around the centre of a box, shifted to lie inside the image.
 

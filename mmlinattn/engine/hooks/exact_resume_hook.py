@@ -17,6 +17,7 @@ from ...utils.errors import InputError
 _MODEL, _DATA = 0, 1
 # Key of the number of batches per epoch in the message hub, which every checkpoint contains.
 BATCHES = 'batches_an_epoch'
+Key = Tuple[int, ...]  # of the random numbers of a sample
 
 
 def seed_everything(*key: int) -> None:
@@ -97,23 +98,17 @@ def _batches_done(runner: Runner, batches: int) -> int:
     return done
 
 
-class _KeyedBatch(list):
-    """Indices of a batch, with the keys of their random numbers."""
-
-    keys: List[Tuple[int, ...]]
-
-
 class KeyedBatches:
     """Batch sampler that gives each sample of another one the key of its random numbers.
 
-    Keys are (seed, epoch, position over all processes). The next iteration leaves out the first
-    ``start`` batches.
+    A batch is a list of (index, key). Keys are (seed, epoch, position over all processes). The next
+    iteration leaves out the first ``start`` batches.
     """
 
     def __init__(self, batches: Any, seed: int) -> None:
         self.batches, self.seed, self.start = batches, seed, 0
 
-    def __iter__(self) -> Iterator[_KeyedBatch]:
+    def __iter__(self) -> Iterator[List[Tuple[int, Key]]]:
         start, self.start = self.start, 0
         epoch = getattr(self.batches.sampler, 'epoch', 0)
         position, step = get_rank(), get_world_size()
@@ -121,9 +116,7 @@ class KeyedBatches:
             places = range(position, position + step * len(indices), step)
             position += step * len(indices)
             if number >= start:
-                batch = _KeyedBatch(indices)
-                batch.keys = [(self.seed, _DATA, epoch, place) for place in places]
-                yield batch
+                yield [(i, (self.seed, _DATA, epoch, place)) for i, place in zip(indices, places)]
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -136,9 +129,9 @@ class KeyedBatches:
         self.start = num_samples // self.batches.batch_size
 
 
-def _fetch(dataset: Any, batch: _KeyedBatch) -> list:
+def _fetch(dataset: Any, batch: List[Tuple[int, Key]]) -> list:
     samples = []
-    for index, key in zip(batch, batch.keys):
+    for index, key in batch:
         seed_everything(*key)
         samples.append(dataset[index])
     return samples

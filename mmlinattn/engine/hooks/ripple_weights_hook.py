@@ -65,7 +65,10 @@ class RippleWeightsHook(Hook):
     def before_train(self, runner: Runner) -> None:
         model = unwrapped(runner.model)
         self.layers = {
-            name: module for name, module in model.named_modules() if _learns_weights(module)
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, RippleAttention) and module.weights != 'fixed'
+            if module.max_distance > 0
         }
         if not self.layers:
             raise InputError(
@@ -106,14 +109,6 @@ class RippleWeightsHook(Hook):
         return iteration == 0 or (iteration + 1) % self.interval == 0
 
 
-def _learns_weights(module: Any) -> bool:
-    return (
-        isinstance(module, RippleAttention)
-        and module.weights != 'fixed'
-        and module.max_distance > 0
-    )
-
-
 @torch.no_grad()
 def _add(total: Tensor, layer: RippleAttention, call: Call) -> None:
     """Add the measures of the tokens of a call, and their number, to ``total`` (4,)."""
@@ -146,20 +141,13 @@ def measure_weights(weights: Tensor) -> Tensor:
     weights = weights / weights.sum(-1, keepdim=True)
     fixed = fixed_weights(weights.shape[-1] - 1).to(weights)
     equal = torch.full_like(fixed, 1 / len(fixed))
-    divergences = [js_divergence(weights, other) for other in (fixed, equal)]
-    return torch.stack([*divergences, entropy(weights)], -1)
+    divergences = [  # of Jensen and Shannon
+        _entropy((weights + other) / 2) - (_entropy(weights) + _entropy(other)) / 2
+        for other in (fixed, equal)
+    ]
+    return torch.stack([*divergences, _entropy(weights)], -1)
 
 
-def js_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of distributions (..., K), in nats.
-
-    Example:
-        >>> js_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
-        tensor(0.6931)
-    """
-    return entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
-
-
-def entropy(p: Tensor) -> Tensor:
+def _entropy(p: Tensor) -> Tensor:
     """Return the entropy of distributions (..., K), in nats."""
     return torch.special.entr(p).sum(-1)

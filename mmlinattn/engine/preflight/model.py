@@ -80,15 +80,20 @@ def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor,
     parameter = next(module.parameters(), None) if module is not None else None
     if module is None or (parameter is not None and parameter.device.type != 'meta'):
         return None
+    found = _run(module, inputs)
+    found = found if isinstance(found, (list, tuple)) else [found]
+    return tuple(found) if all(isinstance(f, Tensor) and f.dim() > 1 for f in found) else None
+
+
+def _run(module: nn.Module, inputs: Any) -> Any:
+    """Return what a module makes of inputs on the meta device, or None if it fails."""
     try:
         with torch.no_grad(), quiet():
-            found = module(inputs)
+            return module(inputs)
     except Exception as error:  # operators without a meta form, positions of one image size
         if 'more than 1 value per channel' in str(error):  # in training mode alone
             raise
         return None
-    found = found if isinstance(found, (list, tuple)) else [found]
-    return tuple(found) if all(isinstance(f, Tensor) and f.dim() > 1 for f in found) else None
 
 
 def _compare(
@@ -113,7 +118,7 @@ def _compare(
         chosen = tuple(features[i] for i in levels)
     given = [feature.shape[1] for feature in chosen]
     wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
-    if wanted == given or _runs(module, features):
+    if wanted == given or _run(module, features) is not None:
         return
     cure = f'model.{name}.in_channels={given if isinstance(expected, (list, tuple)) else given[-1]}'
     if name == 'neck' and len(given) == 1 < len(wanted):
@@ -152,12 +157,3 @@ def _compare_strides(
         f'model.{name}.{option} is {[width for width, _ in strides]}, but {source} gives maps of '
         f'the strides {new}: set model.{name}.{option}={new}, or other outputs of the {source}'
     )
-
-
-def _runs(module: nn.Module, features: Tuple[Tensor, ...]) -> bool:
-    try:
-        with torch.no_grad(), quiet():
-            module(features)
-    except Exception:
-        return False
-    return True

@@ -10,14 +10,7 @@ from ...datasets.audit.coco import Finding, check_coco, read_json
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
 from .classes import check_heads, check_names, check_same_classes, class_folders, is_coco
-from .data import (
-    DataError,
-    built_dataset,
-    check_data,
-    dataset_configs,
-    labels_of,
-    lazy_dataset,
-)
+from .data import DataError, built_dataset, check_data, dataset_configs, labels_of, lazy_dataset
 from .evaluators import check_scored_file
 from .model import check_channels, check_trained_sizes
 from .sample_loading import base_datasets, sample_findings

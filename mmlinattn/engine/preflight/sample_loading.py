@@ -181,7 +181,8 @@ def sample_findings(
         if isinstance(path, str) and results is not None:  # some decoders fill what is missing
             why = file_fault(fileio.get(path, getattr(part, 'backend_args', None)))
             found += [Finding('file', path, why)] if why else []
-        return _labels_in(results, labels), found
+        loaded = (results or {}).get('gt_seg_map' if labels.of_pixels else 'gt_label')
+        return (None if loaded is None else {*np.unique(loaded).tolist()}), found
 
     seen, is_whole = [], True
     with ThreadPoolExecutor() as pool:
@@ -192,12 +193,6 @@ def sample_findings(
     if seen and is_whole and labels.number is not None:
         count = len(tasks) if len(tasks) < sum(map(len, parts)) else None
         yield from _check_seen(set().union(*seen), labels, parts[0], count, trained)
-
-
-def _labels_in(loaded: Optional[dict], labels: Labels) -> Optional[Set[int]]:
-    """Return the labels of a loaded image or of its map, the ignored one too; None if none."""
-    found = (loaded or {}).get('gt_seg_map' if labels.of_pixels else 'gt_label')
-    return None if found is None else {*np.unique(found).tolist()}
 
 
 def _check_seen(

@@ -101,12 +101,8 @@ def _check_pretrained(name: str, module: BaseModule, init: dict) -> None:
         report = check_fits(source, module, prefix=init.get('prefix'), read=lambda _: content)
         print_log(f'{name}: {report}', 'current')
     except CheckpointError as error:
-        if not _renames_weights(module):
+        # Backbones of the frameworks (Swin, ViT, ...) may convert or resize weights.
+        is_own = type(module).__module__.startswith('mmlinattn.')
+        if is_own or type(module).init_weights is BaseModule.init_weights:
             raise
         print_log(f'{name}: {error}; {type(module).__name__} may convert it', 'current')
-
-
-def _renames_weights(module: BaseModule) -> bool:
-    """Return True for framework backbones (Swin, ViT, ...) that may convert or resize weights."""
-    of_framework = not type(module).__module__.startswith('mmlinattn.')
-    return of_framework and type(module).init_weights is not BaseModule.init_weights

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 # Losses and scores beside which more lines could not be told apart.
 MOST_LINES = 9
-NO_SCORES = {'data_time', 'time', 'step', 'memory'}
+# The last two are scores of a class, of CocoMetric and BoundaryIoUMetric with classwise=True.
+NO_SCORES = re.compile('data_time|time|step|memory|coco/.*_precision|boundary/IoU_.*')
 # A loss that varies by more is drawn on a logarithmic axis.
 WIDE_RANGE = 30.0
 Curves = Dict[str, List[Tuple[float, float]]]
@@ -75,7 +76,7 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
     losses = [*filter(training.get, ['loss']), *(parts if len(parts) > 1 else ())]
     if not losses:
         return None
-    scores = [name for name in validation if name not in NO_SCORES and not _of_a_class(name)]
+    scores = [name for name in validation if not NO_SCORES.fullmatch(name)]
     figure = Figure(figsize=(16 if scores else 11, 4.8), dpi=110, layout='constrained')
     axes = figure.subplots(1, 3 if scores else 2)
     _draw(axes[0], training, losses, 'loss')
@@ -91,15 +92,12 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
     return figure
 
 
-def draw_ring_weights(
-    training: Curves, unit: str, deviations: Optional[Curves] = None
-) -> Optional[Figure]:
+def draw_ring_weights(training: Curves, unit: str) -> Optional[Figure]:
     """Draw what RippleWeightsHook has logged, one line per layer; return None if it has not.
 
     Args:
         training: from :func:`read_scalars`.
         unit: label of the x axis.
-        deviations: half the height of a band around each line, at the same places.
     """
     starts = [f'ripple/{measure}/' for measure in RING_WEIGHTS]
     layers = [name[len(starts[0]) :] for name in training if name.startswith(starts[0])]
@@ -110,20 +108,11 @@ def draw_ring_weights(
     axes = figure.subplots(1, 3)
     for axis, start, title in zip(axes, starts, RING_WEIGHTS.values()):
         for layer, color in zip(layers, colors):
-            x, y = np.transpose(training[start + layer])
-            axis.plot(x, y, label=layer, color=color)
-            if deviations:
-                half = np.transpose(deviations[start + layer])[1]
-                axis.fill_between(x, y - half, y + half, color=color, alpha=0.15, linewidth=0)
+            axis.plot(*np.transpose(training[start + layer]), label=layer, color=color)
         axis.set(title=title, xlabel=unit)
         axis.grid(alpha=0.3)
     axes[1].legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
     return figure
-
-
-def _of_a_class(name: str) -> bool:
-    """Return True for a score of CocoMetric or BoundaryIoUMetric with ``classwise``."""
-    return re.fullmatch('coco/.*_precision|boundary/IoU_.*', name) is not None
 
 
 def _draw(axis: Axes, curves: Curves, names: Iterable[str], title: str, marker: str = '') -> None:

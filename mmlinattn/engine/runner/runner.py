@@ -173,14 +173,10 @@ class PluginRunner(Runner):
         return loop
 
     @staticmethod
-    def build_dataloader(
-        dataloader: Union[DataLoader, dict],
-        seed: Optional[int] = None,
-        diff_rank_seed: bool = False,
-    ) -> DataLoader:
+    def build_dataloader(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader:
         try:
             with known_messages_hidden():
-                return Runner.build_dataloader(dataloader, seed, diff_rank_seed)
+                return Runner.build_dataloader(dataloader, *args, **kwargs)
         except ValueError as error:
             # MMEngine concatenates the records of all images and fails if there are none.
             is_empty = 'need at least one array to concatenate' in str(error)
