@@ -107,7 +107,6 @@ def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray
 
 
 def _check_pixels(data: bytes, max_megapixels: float) -> None:
-    """Raise ImageError if an image has more pixels than the limit."""
     with suppress(UnidentifiedImageError):  # a fault that is reported next
         height, width = image_size(io.BytesIO(data))
         if width * height > 1e6 * max_megapixels:

@@ -75,11 +75,14 @@ def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
 
 def views_hook(args: argparse.Namespace, cfg: Config) -> Any:
     """Let the config make views of each image, and return the hook that merges them."""
-    from ..apis.augmentation import AugmentationHook, set_augmentation  # imports the exporters
+    from ..apis.augmentation import AugmentationHook, augmentation  # imports the exporters
+    from ..apis.pipeline import test_dataset
 
     if args.show_dir and cfg.get('default_scope') == 'mmpretrain':
         raise ValueError('--show-dir: MMPretrain draws no views of --tta; leave out one of them')
-    return AugmentationHook(*set_augmentation(cfg))
+    merging, steps, text = augmentation(cfg)
+    test_dataset(cfg)['pipeline'] = steps
+    return AugmentationHook(merging, text)
 
 
 def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
@@ -90,8 +93,7 @@ def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
     runner = PluginRunner.from_cfg(cfg)
     metainfo = getattr(runner.test_loop.dataloader.dataset, 'metainfo', {})
     if metainfo.get('classes'):
-        model = unwrapped(runner.model)
-        check_classes(model.file, metainfo['classes'])
+        check_classes(unwrapped(runner.model).file, metainfo['classes'])
     return runner
 
 

@@ -2,11 +2,11 @@
 
 import inspect
 import warnings
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.model import BaseModel
-from torch import Tensor, nn
+from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from .deployable import Deployable, NotDeployable
@@ -63,7 +63,7 @@ def check_torch() -> None:
         )
 
 
-def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None:
+def check_shape(shape: Sequence[int], stride: int, dynamic: bool) -> None:
     """Raise ValueError unless height and width are multiples of the stride and large enough."""
     least = 2 * stride if dynamic else stride
     height, width = shape
@@ -90,13 +90,11 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
         NotDeployable: the backbone has no strided convolution or pooling.
     """
     backbone, probe, sides = model.backbone, 256, []
-
-    def see(layer: nn.Module, args: tuple, out: Tensor) -> None:
-        sides.append(out.shape[-1])
-
-    kinds = (nn.Conv2d, nn.MaxPool2d)
-    layers = [layer for layer in backbone.modules() if isinstance(layer, kinds)]
-    hooks = [layer.register_forward_hook(see) for layer in layers if _first(layer.stride) > 1]
+    hooks = [
+        layer.register_forward_hook(lambda layer, args, out: sides.append(out.shape[-1]))
+        for layer in backbone.modules()
+        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) and layer.stride not in (1, (1, 1))
+    ]
     try:
         with torch.no_grad():
             feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
@@ -106,12 +104,8 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
     if not sides:
         raise NotDeployable(f'the stride of {type(backbone).__name__} cannot be found')
     # A classifier's neck returns vectors, not maps.
-    maps = [feat.shape[-1] for feat in feats if isinstance(feat, Tensor) and feat.dim() == 4]
+    maps = [feat.shape[-1] for feat in feats if isinstance(feat, torch.Tensor) and feat.dim() == 4]
     return probe // min(sides), probe // min(sides + maps)
-
-
-def _first(stride: Union[int, Sequence[int]]) -> int:
-    return stride if isinstance(stride, int) else stride[0]
 
 
 def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
@@ -136,9 +130,8 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
     if sizes.batch is None:
         dynamic[0] = Dim('batch', min=1, max=MAX_BATCH)
     if sizes.dynamic:
-        least, most = 2, LARGEST // sizes.stride
-        dynamic[2] = sizes.stride * Dim('rows', min=least, max=most)
-        dynamic[3] = sizes.stride * Dim('columns', min=least, max=most)
+        for dim, name in ((2, 'rows'), (3, 'columns')):
+            dynamic[dim] = sizes.stride * Dim(name, min=2, max=LARGEST // sizes.stride)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         deferred: Dict[str, Any] = {DEFERRED: True}

@@ -85,8 +85,7 @@ class DeployableClassifier(Deployable):
 def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
     """Return mean and std (3, 1, 1) of a data preprocessor, and True if the model takes BGR.
 
-    Raises:
-        NotDeployable: mean or std does not have 3 channels.
+    A mean or std without 3 channels raises NotDeployable.
     """
     mean, std = (preprocessor.get(name) or [zero] * 3 for name, zero in (('mean', 0), ('std', 1)))
     if len(mean) != 3 or len(std) != 3:
