@@ -88,9 +88,6 @@ def doctor(argv: Optional[List[str]] = None) -> Namespace:
     ``--gpu``: a kernel fails on this GPU.
     """
     parser = Parser('doctor', doctor.__doc__)
-    parser.add_argument(
-        '--gpu',
-        action='store_true',
-        help='check the Triton kernels of every operator on this GPU, and time them',
-    )
+    parser.add_argument('--gpu', action='store_true', help='check the Triton kernels of every '
+        'operator on this GPU, and time them')  # fmt: skip
     return parser.parse_args(argv)
