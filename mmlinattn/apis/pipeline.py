@@ -9,11 +9,7 @@ from mmengine.dataset import Compose
 
 
 def steps_of(cfg: Config) -> List[dict]:
-    """Return the test pipeline of a config.
-
-    Raises:
-        ValueError: the config has none.
-    """
+    """Return the test pipeline of a config; raise ValueError if there is none."""
     return list(test_dataset(cfg)['pipeline'])
 
 

@@ -67,11 +67,7 @@ def image_files(sources: Sequence[str]) -> Dict[str, Path]:
 
 
 def images_below(folder: Path) -> List[Path]:
-    """Return the image files below a folder, sorted.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+    """Return the image files below a folder, sorted; raise OSError if one cannot be read."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from mmengine.config import Config
 from mmengine.dist import is_main_process
@@ -26,8 +26,10 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     launch.set_launcher(cfg, args.launcher)
-    set_pictures(cfg, args.show_dir)
-    set_predictions_file(cfg, args.out)
+    if args.show_dir is not None:
+        set_pictures(cfg, args.show_dir)
+    if args.out is not None:
+        set_predictions_file(cfg, args.out)
     views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
@@ -45,10 +47,8 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     return runner
 
 
-def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
+def set_pictures(cfg: Config, show_dir: str) -> None:
     """Draw every test image (``--show-dir``), the ground truth beside the prediction."""
-    if show_dir is None:
-        return
     show_dir = str(Path(show_dir).absolute())
     options = {
         'DetVisualizationHook': dict(draw=True, interval=1, test_out_dir=show_dir),
@@ -62,10 +62,8 @@ def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
     cfg.visualizer.save_dir = show_dir
 
 
-def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
+def set_predictions_file(cfg: Config, path: str) -> None:
     """Write all predictions to a pickle file (``--out``)."""
-    if path is None:
-        return
     check_writable(Path(path))
     kind = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
     metrics = cfg.test_evaluator

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import torch
 from mmengine.model import BaseModel
@@ -10,6 +10,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from .deployable import Deployable, NotDeployable
+from .file_metadata import FileMetadata
 from .formats import FormatError
 
 # Option of torch.export since torch 2.9, required for dynamic sizes.
@@ -18,40 +19,16 @@ DEFERRED = 'prefer_deferred_runtime_asserts_over_guards'
 LARGEST, MAX_BATCH = 8192, 256
 
 
-class Sizes(NamedTuple):
-    """Input sizes of an exported model.
+def captured_size(shape: Tuple[int, int], coarsest: int, dynamic: bool) -> Tuple[int, int]:
+    """Return the height and width to capture at for an export of ``shape``.
 
-    Attributes:
-        shape: (H, W) of the export.
-        stride: height and width must be multiples of it.
-        dynamic: True for any such size, False for ``shape`` only.
-        batch: batch size; None for any number.
-        coarsest: stride of the coarsest feature map, including those of the neck.
+    Dynamic sizes need different sides, and at least two cells per side on every map, also that of
+    the stride ``coarsest``: torch.export treats a side of 1 as a constant.
     """
-
-    shape: Tuple[int, int]
-    stride: int
-    dynamic: bool = True
-    batch: Optional[int] = 1
-    coarsest: Optional[int] = None
-
-    @property
-    def least(self) -> int:
-        """Smallest height or width: two cells of the backbone's coarsest map."""
-        return 2 * self.stride
-
-    @property
-    def captured(self) -> Tuple[int, int]:
-        """Height and width to capture at.
-
-        Dynamic sizes need different sides, and at least two cells per side on every map:
-        torch.export treats a side of 1 as a constant.
-        """
-        if not self.dynamic:
-            return self.shape
-        step = max(self.coarsest or self.stride, self.stride)
-        height, width = (max(side, 2 * step) for side in self.shape)
-        return height, width + step * (height == width)
+    if not dynamic:
+        return shape
+    height, width = (max(side, 2 * coarsest) for side in shape)
+    return height, width + coarsest * (height == width)
 
 
 def check_torch() -> None:
@@ -108,12 +85,13 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
     return probe // min(sides), probe // min(sides + maps)
 
 
-def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
+def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> ExportedProgram:
     """Export a model to a program with ``torch.export``.
 
     Args:
         model: model from :func:`.deployable.deployable`.
-        sizes: input sizes that the program must accept.
+        metadata: description with the input sizes that the program must accept.
+        coarsest: stride of the coarsest feature map, see :func:`strides_of`.
 
     Returns:
         the program; its argument is ``image``, its outputs are a dict.
@@ -124,14 +102,15 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
             raised unchanged.
     """
     check_torch()
-    batch = sizes.batch or 2  # torch.export would treat 1 as a constant
-    image = torch.rand(batch, 3, *sizes.captured) * 255
+    batch = metadata.batch or 2  # torch.export would treat 1 as a constant
+    size = captured_size(metadata.shape, coarsest, metadata.dynamic)
+    image = torch.rand(batch, 3, *size) * 255
     dynamic = {}
-    if sizes.batch is None:
+    if metadata.batch is None:
         dynamic[0] = Dim('batch', min=1, max=MAX_BATCH)
-    if sizes.dynamic:
+    if metadata.dynamic:
         for dim, name in ((2, 'rows'), (3, 'columns')):
-            dynamic[dim] = sizes.stride * Dim(name, min=2, max=LARGEST // sizes.stride)
+            dynamic[dim] = metadata.stride * Dim(name, min=2, max=LARGEST // metadata.stride)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         deferred: Dict[str, Any] = {DEFERRED: True}

@@ -88,6 +88,9 @@ def doctor(argv: Optional[List[str]] = None) -> Namespace:
     ``--gpu``: a kernel fails on this GPU.
     """
     parser = Parser('doctor', doctor.__doc__)
-    parser.add_argument('--gpu', action='store_true', help='check the Triton kernels of every '
-        'operator on this GPU, and time them')  # fmt: skip
+    parser.add_argument(
+        '--gpu',
+        action='store_true',
+        help='check the Triton kernels of every operator on this GPU, and time them',
+    )
     return parser.parse_args(argv)

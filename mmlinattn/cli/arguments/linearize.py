@@ -19,9 +19,11 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
     add('config', help=CONFIG)
     add('checkpoint', help=f'weights of the trained model: {CHECKPOINT}')
     add('--out', required=True, metavar='DIR', help='new folder for config, weights and report')
-    add('--images', metavar='DIR',
-        help='images without labels, searched recursively (training images of the config)'
-        )  # fmt: skip
+    add(
+        '--images',
+        metavar='DIR',
+        help='images without labels, searched recursively (training images of the config)',
+    )
     add('--attn', default='MALA', help='linear attention (%(default)s)')
     add('--attn-options', nargs='+', action=Overrides, metavar='KEY=VALUE',
         help='options of the attention, such as num_anchors=64')  # fmt: skip
