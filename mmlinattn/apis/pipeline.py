@@ -43,8 +43,7 @@ def packed_input(pipeline: Compose, image: np.ndarray) -> dict:
 def test_dataset(cfg: Config) -> dict:
     """Return the config of the test data that has the pipeline, inside any wrappers.
 
-    Raises:
-        ValueError: there is none, or several data sets are joined.
+    No pipeline, or several data sets that are joined, raise ValueError.
     """
     dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
     while 'pipeline' not in dataset and 'dataset' in dataset:

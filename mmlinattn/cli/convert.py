@@ -13,11 +13,7 @@ from ..utils import check_writable, redacted
 
 
 def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
-    """Print how the weights fit the model of a config.
-
-    Raises:
-        CheckpointError: no tensor fits, or one outside the heads has another shape.
-    """
+    """Print how the weights fit the model of a config; raise CheckpointError if they do not."""
     from ..engine import build_model
     from ..engine.config import load_config
 

@@ -61,10 +61,8 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool) -> None:
 def strides_of(model: BaseModel) -> Tuple[int, int]:
     """Return the strides of the coarsest map of the backbone, and of backbone and neck together.
 
-    A neck may add coarser maps: RetinaNet's have a stride of 128 pixels.
-
-    Raises:
-        NotDeployable: the backbone has no strided convolution or pooling.
+    A neck may add coarser maps: RetinaNet's have a stride of 128 pixels. A backbone without strided
+    convolution or pooling raises NotDeployable.
     """
     backbone, probe, sides = model.backbone, 256, []
     hooks = [

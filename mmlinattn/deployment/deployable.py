@@ -96,11 +96,7 @@ def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
 
 
 def exported_form(model: BaseModel, cfg: Config) -> Type[Deployable]:
-    """Return the subclass of :class:`Deployable` for a model, independent of its weights.
-
-    Raises:
-        NotDeployable: there is none.
-    """
+    """Return the subclass of :class:`Deployable` for a model, or raise NotDeployable."""
     scope = cfg.get('default_scope')
     if scope == 'mmdet':
         from .detectors import deployable_detector

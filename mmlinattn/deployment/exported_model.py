@@ -194,11 +194,7 @@ def check_classes(file: ExportedFile, classes: Sequence[str]) -> None:
 
 
 def pad_to_metadata(images: Tensor, metadata: FileMetadata) -> Tensor:
-    """Pad normalised images (B, 3, H, W) with 0 to a size that a file takes.
-
-    Raises:
-        FileError: the images are larger than the only size of the file.
-    """
+    """Pad normalised images (B, 3, H, W) with 0 to a size that a file takes, or raise FileError."""
     sides = images.shape[-2:]
     if metadata.dynamic:
         stride = metadata.stride
