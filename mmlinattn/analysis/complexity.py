@@ -111,16 +111,11 @@ def analyse(model: nn.Module, shape: Sequence[int]) -> Complexity:
     costs = {}
     for name, module in model.named_modules():
         inner = f'model.{name}' if name else ''
-        costs[name] = Cost(
-            params=sum(p.numel() for p in module.parameters()),
-            conv_linear=counter.conv_linear[inner],
-            total=counter.total[inner],
-            extended=counter.extended[inner],
-        )
-    model_cost = costs.pop('')
-    return Complexity(
-        **vars(model_cost), shape=shape, by_module=costs, uncounted=dict(counter.uncounted)
-    )
+        params = sum(p.numel() for p in module.parameters())
+        counts = counter.conv_linear[inner], counter.total[inner], counter.extended[inner]
+        costs[name] = Cost(params, *counts)
+    whole = vars(costs.pop(''))
+    return Complexity(**whole, shape=shape, by_module=costs, uncounted=dict(counter.uncounted))
 
 
 def check_shape(shape: Sequence[int]) -> Tuple[int, int]:
@@ -150,44 +145,28 @@ class Forward(nn.Module):
             return self.model(images)
         if getattr(self.model, 'with_roi_head', False):
             return self._two_stage(images)
-        samples = [self._sample(images) for _ in images]
+        # The image metadata that some detectors read.
+        names = ('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape')
+        metainfo = dict(dict.fromkeys(names, tuple(images.shape[-2:])), scale_factor=(1.0, 1.0))
+        samples = [BaseDataElement(metainfo=metainfo) for _ in images]
         head = getattr(self.model, 'decode_head', None)
         if head is not None and 'batch_data_samples' in signature(head.forward).parameters:
             # Segmentors call their head without samples in this mode, which Mask2Former's needs.
             return head(self.model.extract_feat(images), samples)
         return self.model(images, samples, mode='tensor')
 
-    @staticmethod
-    def _sample(images: Tensor) -> BaseDataElement:
-        """Return a data sample with the image metadata that some detectors read."""
-        size = tuple(images.shape[-2:])
-        return BaseDataElement(
-            metainfo=dict(
-                img_shape=size,
-                ori_shape=size,
-                pad_shape=size,
-                batch_input_shape=size,
-                scale_factor=(1.0, 1.0),
-            )
-        )
-
     def _two_stage(self, images: Tensor) -> list:
         """Run the heads on zero RoI features: NMS and RoIAlign have no products to count."""
         model: BaseModel = self.model
-        feats = model.extract_feat(images)
-        outs = [feats]
-        if model.with_rpn:
-            outs.append(model.rpn_head(feats))
-        roi_head = model.roi_head
+        feats, roi_head = model.extract_feat(images), model.roi_head
+        outs = [feats, model.rpn_head(feats)] if model.with_rpn else [feats]
         for kind, num in (('bbox', BOX_PROPOSALS), ('mask', MASK_PROPOSALS)):
             if not getattr(roi_head, f'with_{kind}', False):
                 continue
-            heads = _as_list(getattr(roi_head, f'{kind}_head'))
             # A mask head without its own extractor uses that of the box head.
-            extractors = _as_list(
-                getattr(roi_head, f'{kind}_roi_extractor', None) or roi_head.bbox_roi_extractor
-            )
-            for i, head in enumerate(heads):
+            extractor = getattr(roi_head, f'{kind}_roi_extractor', None)
+            extractors = _as_list(extractor or roi_head.bbox_roi_extractor)
+            for i, head in enumerate(_as_list(getattr(roi_head, f'{kind}_head'))):
                 extractor = extractors[min(i, len(extractors) - 1)]
                 size = extractor.roi_layers[0].output_size
                 rois = images.new_zeros(len(images) * num, extractor.out_channels, *size)

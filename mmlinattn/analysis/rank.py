@@ -150,9 +150,7 @@ def _operator_call(
 
 @torch.no_grad()
 def layer_ranks(
-    backbone: nn.Module,
-    images: Sequence[Callable[[], Tensor]],
-    tolerance: float = 0.01,
+    backbone: nn.Module, images: Sequence[Callable[[], Tensor]], tolerance: float = 0.01
 ) -> List[LayerRank]:
     """Return the ranks of the matrices of every attention of a backbone that runs.
 
@@ -173,39 +171,35 @@ def layer_ranks(
         >>> first.name, first.attention, first.tokens, first.spectra['kv_sum'].full
         ('stages.0.0.attn', 'RALA', [256], [64])
     """
-    attentions = {
-        name: module
+    layers = [
+        _Layer(name, module)
         for name, module in backbone.named_modules()
         if isinstance(module, BaseAttention)
-    }
-    found: Dict[str, _Layer] = {name: _Layer() for name in attentions}
+    ]
     for image in images:
         with ExitStack() as stack:
-            calls = {name: stack.enter_context(calls_of(a)) for name, a in attentions.items()}
-            for name, attn in attentions.items():
-                hook = attn.register_forward_hook(found[name].add_output)
+            calls = [stack.enter_context(calls_of(layer.attn)) for layer in layers]
+            for layer in layers:
+                hook = layer.attn.register_forward_hook(layer.add_output)
                 stack.callback(hook.remove)
             backbone(image())
-        for name, attn in attentions.items():
-            for call in calls[name]:
-                found[name].add_call(attn, call)
-    ran = {name: layer for name, layer in found.items() if layer.tokens}
+        for layer, found in zip(layers, calls):
+            for call in found:
+                layer.add_call(call)
+    ran = [layer.result(tolerance) for layer in layers if layer.tokens]
     if not ran:
         raise ValueError(
             f'the backbone {type(backbone).__name__} has no attention of this package; those of '
             'encoders and decoders behind it are not measured'
         )
-    kinds = {name: type(attn).__name__ for name, attn in attentions.items()}
-    return [
-        LayerRank(name, kinds[name], layer.tokens, layer.spectra(name, tolerance))
-        for name, layer in ran.items()
-    ]
+    return ran
 
 
 class _Layer:
     """Singular values of the matrices of one attention, image by image."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, attn: BaseAttention) -> None:
+        self.name, self.attn = name, attn
         self.tokens: List[int] = []
         self.values: Dict[str, List[Tensor]] = {}  # (heads, n) of each image
 
@@ -213,13 +207,13 @@ class _Layer:
         """Take the output (1, N, C) of the layer, as a forward hook."""
         self._add('layer_output', output)
 
-    def add_call(self, attn: BaseAttention, call: Call) -> None:
+    def add_call(self, call: Call) -> None:
         """Take the KV sum and the outputs of the heads."""
         self.tokens.append(call.q.shape[2])
-        state = kv_sum(attn, call)
+        state = kv_sum(self.attn, call)
         if state is not None:
             self._add('kv_sum', state[0])
-        self._add('head_output', attn.attend(*call)[0])
+        self._add('head_output', self.attn.attend(*call)[0])
 
     def _add(self, matrix: str, x: Tensor) -> None:
         """Take matrices (heads, m, n)."""
@@ -228,13 +222,13 @@ class _Layer:
         values = torch.linalg.svdvals(x) if x.isfinite().all() else x.new_full((1, 1), torch.nan)
         self.values.setdefault(matrix, []).append(values.cpu())
 
-    def spectra(self, name: str, tolerance: float) -> Dict[str, Spectrum]:
-        """Return the spectra of the layer with this name."""
-        return {
-            matrix: _spectrum(f'{matrix} of {name}', self.values[matrix], tolerance)
+    def result(self, tolerance: float) -> LayerRank:
+        spectra = {
+            matrix: _spectrum(f'{matrix} of {self.name}', self.values[matrix], tolerance)
             for matrix in MATRICES
             if matrix in self.values
         }
+        return LayerRank(self.name, type(self.attn).__name__, self.tokens, spectra)
 
 
 def _spectrum(name: str, values: List[Tensor], tolerance: float) -> Spectrum:

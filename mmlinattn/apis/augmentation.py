@@ -9,7 +9,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from ..engine.model import unwrapped
-from .pipeline import step_name, steps_of, test_dataset
+from .pipeline import step_name, steps_of
 
 # Those of the frameworks' tools/test.py, for configs without `tta_model`.
 MERGING = {
@@ -42,20 +42,6 @@ class AugmentationHook(Hook):
         runner.model = merging_model(self.merging, unwrapped(runner.model))
 
 
-def set_augmentation(cfg: Config) -> Tuple[ConfigDict, str]:
-    """Let the test pipeline of a config make views.
-
-    Returns:
-        the config for :class:`AugmentationHook`, and a description.
-
-    Raises:
-        ValueError: see :func:`augmentation`.
-    """
-    merging, steps, text = augmentation(cfg)
-    test_dataset(cfg)['pipeline'] = steps
-    return merging, text
-
-
 def augmentation(cfg: Config) -> Tuple[ConfigDict, List[dict], str]:
     """Return the merging model, without its module, the pipeline and a description of both.
 
@@ -77,11 +63,7 @@ def augmentation(cfg: Config) -> Tuple[ConfigDict, List[dict], str]:
 
 
 def check_augmentable(model: nn.Module) -> None:
-    """Check that the views of a model can be merged.
-
-    Raises:
-        ValueError: it predicts masks, which MMDetection cannot merge.
-    """
+    """Raise ValueError if a model predicts masks, whose views MMDetection cannot merge."""
     of_one_stage = hasattr(getattr(model, 'bbox_head', None), 'mask_head')
     if of_one_stage or hasattr(model, 'panoptic_head') or getattr(model, 'with_mask', False):
         raise ValueError(
@@ -98,11 +80,7 @@ def merging_model(merging: ConfigDict, model: nn.Module) -> nn.Module:
 def flip_pipeline(steps: Sequence[dict]) -> List[dict]:
     """Return a test pipeline that gives each image as it is and flipped horizontally.
 
-    Args:
-        steps: test pipeline that ends with the step that packs the inputs.
-
-    Raises:
-        ValueError: it loads clips, which RandomFlip would not mirror.
+    The last step packs the inputs. Clips, which RandomFlip would not mirror, raise ValueError.
     """
     if any(step_name(step) == 'LoadClip' for step in steps):
         raise ValueError(

@@ -1,6 +1,5 @@
 """Predictions and classes in the COCO format."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
@@ -68,14 +67,13 @@ def coco_json(records: Sequence[dict], categories: Sequence[dict]) -> Dict[str, 
         records: one :func:`coco_record` per image.
         categories: see :func:`coco_categories`.
     """
-    numbers, annotations = itertools.count(1), []
+    images, annotations = [], []
     for index, record in enumerate(records, 1):
+        image = {key: record[key] for key in ('file_name', 'height', 'width')}
+        images.append(dict(id=index, **image))
         for found in record['annotations']:
-            annotations.append(dict(id=next(numbers), image_id=index, iscrowd=0, **found))
-    images = [
-        dict(id=index, **{key: record[key] for key in ('file_name', 'height', 'width')})
-        for index, record in enumerate(records, 1)
-    ]
+            number = len(annotations) + 1
+            annotations.append(dict(id=number, image_id=index, iscrowd=0, **found))
     return dict(images=images, categories=[*categories], annotations=annotations)
 
 

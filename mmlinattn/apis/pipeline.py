@@ -9,11 +9,7 @@ from mmengine.dataset import Compose
 
 
 def steps_of(cfg: Config) -> List[dict]:
-    """Return the test pipeline of a config.
-
-    Raises:
-        ValueError: the config has none.
-    """
+    """Return the test pipeline of a config; raise ValueError if there is none."""
     return list(test_dataset(cfg)['pipeline'])
 
 
@@ -47,8 +43,7 @@ def packed_input(pipeline: Compose, image: np.ndarray) -> dict:
 def test_dataset(cfg: Config) -> dict:
     """Return the config of the test data that has the pipeline, inside any wrappers.
 
-    Raises:
-        ValueError: there is none, or several data sets are joined.
+    No pipeline, or several data sets that are joined, raise ValueError.
     """
     dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
     while 'pipeline' not in dataset and 'dataset' in dataset:

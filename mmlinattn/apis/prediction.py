@@ -149,11 +149,7 @@ class Prediction:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file and the folders above it, and return its path.
-
-    Raises:
-        WriteError: the file cannot be written; an older file is unchanged.
-    """
+    """Write a file by :func:`atomic_write`, with the folders above it, and return its path."""
     check_writable(path)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)

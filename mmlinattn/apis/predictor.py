@@ -115,10 +115,7 @@ class Predictor:
         self.categories = coco_categories(self.classes, palette, ids)
 
     def __call__(
-        self,
-        source: Union[Picture, Sequence[Picture]],
-        min_score: float = 0.3,
-        batch_size: int = 1,
+        self, source: Union[Picture, Sequence[Picture]], min_score: float = 0.3, batch_size: int = 1
     ) -> Any:
         """Predict an image, a list of images or a folder.
 
@@ -138,16 +135,11 @@ class Predictor:
             ImageError: an image cannot be read.
         """
         found = list(self.stream(source, min_score, batch_size))
-        several = isinstance(source, (list, tuple)) or (
-            isinstance(source, (str, Path)) and Path(source).is_dir()
-        )
-        return found if several else found[0]
+        is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
+        return found if is_folder or isinstance(source, (list, tuple)) else found[0]
 
     def stream(
-        self,
-        source: Union[Picture, Sequence[Picture]],
-        min_score: float = 0.3,
-        batch_size: int = 1,
+        self, source: Union[Picture, Sequence[Picture]], min_score: float = 0.3, batch_size: int = 1
     ) -> Iterator[Prediction]:
         """Yield the predictions of a source one by one; see :meth:`__call__`."""
         batch_size = check_integer('batch_size', batch_size)
@@ -166,10 +158,7 @@ class Predictor:
 
     @torch.no_grad()
     def predict_batch(
-        self,
-        images: Sequence[np.ndarray],
-        names: Sequence[str],
-        min_score: float = 0.3,
+        self, images: Sequence[np.ndarray], names: Sequence[str], min_score: float = 0.3
     ) -> List[Prediction]:
         """Predict images; the results are those of :meth:`predict`.
 

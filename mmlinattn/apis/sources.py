@@ -67,11 +67,7 @@ def image_files(sources: Sequence[str]) -> Dict[str, Path]:
 
 
 def images_below(folder: Path) -> List[Path]:
-    """Return the image files below a folder, sorted.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+    """Return the image files below a folder, sorted; raise OSError if one cannot be read."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -107,7 +103,6 @@ def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray
 
 
 def _check_pixels(data: bytes, max_megapixels: float) -> None:
-    """Raise ImageError if an image has more pixels than the limit."""
     with suppress(UnidentifiedImageError):  # a fault that is reported next
         height, width = image_size(io.BytesIO(data))
         if width * height > 1e6 * max_megapixels:

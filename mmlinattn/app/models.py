@@ -38,10 +38,8 @@ def load_models(files: Sequence[Files], device: str = 'cpu') -> Dict[str, Predic
         FileNotFoundError, ValueError, mmlinattn.checkpoints.CheckpointError: see
             :func:`mmlinattn.engine.config.load_config` and :class:`mmlinattn.apis.Predictor`.
     """
-    names = [Path(config).stem for config, _ in files]
-    return {
-        name if names.count(name) == 1 else f'{name}, {checkpoint}': load(
-            config, checkpoint, device
-        )
-        for name, (config, checkpoint) in zip(names, files)
-    }
+    stems, models = [Path(config).stem for config, _ in files], {}
+    for stem, (config, checkpoint) in zip(stems, files):
+        name = stem if stems.count(stem) == 1 else f'{stem}, {checkpoint}'
+        models[name] = load(config, checkpoint, device)
+    return models

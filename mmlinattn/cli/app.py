@@ -15,13 +15,9 @@ MOST_EXAMPLES = 8
 
 
 def examples_of(folder: Optional[Path]) -> List[Path]:
-    """Return the first images of a folder, or of the default folder if it exists.
-
-    Raises:
-        FileNotFoundError: ``folder`` is given and has no images.
-    """
-    directory = folder or EXAMPLES
-    found = sorted(p for p in directory.glob('*') if p.suffix.lower() in IMAGES)[:MOST_EXAMPLES]
+    """Return the first images of a folder, or of the default folder if it exists."""
+    paths = (folder or EXAMPLES).glob('*')
+    found = sorted(path for path in paths if path.suffix.lower() in IMAGES)[:MOST_EXAMPLES]
     if folder is not None and not found:
         raise FileNotFoundError(f'--images {str(folder)!r} has no images ({", ".join(IMAGES)})')
     return found

@@ -13,11 +13,7 @@ from .arguments import analysis, checkpoints, data, linearize, prediction, runs,
 # decides itself which errors have a traceback.
 Command = Callable[[Optional[List[str]]], Namespace]
 GROUPS: Dict[str, Dict[str, Command]] = {
-    'Train and test': {
-        'train': runs.train,
-        'test': runs.test,
-        'linearize': linearize.linearize,
-    },
+    'Train and test': {'train': runs.train, 'test': runs.test, 'linearize': linearize.linearize},
     'Predict and deploy': {
         'predict': prediction.predict,
         'app': prediction.app,

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Dict, Tuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
 from ..checkpoints.compare import COMPILED, HEADS
@@ -12,26 +12,17 @@ from ..checkpoints.converters import convert, detect_source, kind_of
 from ..utils import check_writable, redacted
 
 
-def built(config: str) -> nn.Module:
-    """Build the model of a config without memory for its weights."""
+def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
+    """Print how the weights fit the model of a config; raise CheckpointError if they do not."""
     from ..engine import build_model
     from ..engine.config import load_config
 
+    source, content = f'--config {config}', dict(state_dict=tensors)
     try:
-        return build_model(load_config(config))
+        model = build_model(load_config(config))  # without memory for its weights
     except Exception as error:
-        raise CheckpointError(f'--config {config}: {type(error).__name__}: {error}') from error
-
-
-def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
-    """Print how the weights fit the model of a config.
-
-    Raises:
-        CheckpointError: no tensor fits, or one outside the heads has another shape.
-    """
-    source = f'--config {config}'
-    content = dict(state_dict=tensors)
-    report = check_fits(source, built(config), may_differ=HEADS, read=lambda _: content)
+        raise CheckpointError(f'{source}: {type(error).__name__}: {error}') from error
+    report = check_fits(source, model, may_differ=HEADS, read=lambda _: content)
     print(f'against {config}: {report}')
 
 
@@ -78,8 +69,7 @@ def main(args: argparse.Namespace) -> int:
     if args.config:
         check_config(args.config, tensors)
     save_checkpoint(args.dst, tensors, meta)
-    kind = kind_of(tensors)
-    count = sum(value.numel() for value in tensors.values())
+    kind, count = kind_of(tensors), sum(value.numel() for value in tensors.values())
     print(f'{redacted(args.src)}: {kind} {origin}')
     print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
     print(usage(kind, args.dst))

@@ -67,21 +67,17 @@ def operators_of_mmcv() -> Row:
         spec = None
     if spec is None:
         return "mmcv's operators", 'none: docs/installation.md#mmcv-without-compiling', 'missing'
-    if spec.origin and spec.origin.endswith('.py'):
-        functions = importlib.import_module('mmcv._ext').OPERATORS
-        own = dict.fromkeys(re.sub('_(for|back)ward$', '', name) for name in functions)
-        found = (
-            f'{_distribution("mmcv")} has none compiled; mmlinattn stands in with torchvision for '
-            f'{", ".join(own)}. Others need compiled mmcv: docs/installation.md#compiled-mmcv'
-        )
-        return "mmcv's operators", found, 'ok'
-    return "mmcv's operators", f'compiled, {spec.origin}', 'ok'
-
-
-def _distribution(module: str) -> str:
-    """Return name and version of the distribution that a module comes from, or its own name."""
-    names = importlib.metadata.packages_distributions().get(module) or ()
-    return ' and '.join(f'{name} {importlib.metadata.version(name)}' for name in names) or module
+    if not spec.origin or not spec.origin.endswith('.py'):
+        return "mmcv's operators", f'compiled, {spec.origin}', 'ok'
+    functions = importlib.import_module('mmcv._ext').OPERATORS
+    own = dict.fromkeys(re.sub('_(for|back)ward$', '', name) for name in functions)
+    names = importlib.metadata.packages_distributions().get('mmcv') or ()
+    mmcv = ' and '.join(f'{name} {importlib.metadata.version(name)}' for name in names) or 'mmcv'
+    found = (
+        f'{mmcv} has none compiled; mmlinattn stands in with torchvision for {", ".join(own)}. '
+        'Others need compiled mmcv: docs/installation.md#compiled-mmcv'
+    )
+    return "mmcv's operators", found, 'ok'
 
 
 def devices() -> Iterator[Row]:

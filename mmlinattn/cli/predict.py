@@ -1,7 +1,6 @@
 """Predict images and folders with a model of a config."""
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -14,9 +13,8 @@ import numpy as np
 from rich.progress import Progress
 
 from ..apis import Prediction, Predictor, coco_json, image_files, load, read_image
-from ..apis.prediction import write_file
 from ..engine.model import check_device
-from ..utils import check_writable
+from ..utils import check_writable, write_json
 from ..utils.command_line import error_text, plain_console, progress_bars
 
 
@@ -113,8 +111,7 @@ def files_to_predict(args: argparse.Namespace) -> Dict[str, Path]:
     return {name: path for name, path in found.items() if not is_written(name, path)}
 
 
-def run(args: argparse.Namespace) -> int:
-    """Predict all sources and return the number of images that failed."""
+def main(args: argparse.Namespace) -> int:
     console = plain_console()
     files, path = files_to_predict(args), args.out / 'predictions.json'
     check_writable(path)
@@ -131,17 +128,11 @@ def run(args: argparse.Namespace) -> int:
             print(f'ended early: {path} has {len(job.records)} images', file=sys.stderr)
             raise
         finally:
-            content = json.dumps(coco_json(job.records, predictor.categories))
-            write_file(path, content.encode())
+            write_json(path, coco_json(job.records, predictor.categories), indent=None)
     if job.seconds:
         milliseconds = 1e3 * statistics.median(job.seconds)
         text = f'{len(job.records)} images, {milliseconds:.0f} ms an image (median): {path}'
         console.print(text, highlight=False, soft_wrap=True)
-    return job.faults
-
-
-def main(args: argparse.Namespace) -> int:
-    faults = run(args)
-    if faults:
-        print(f'error: {faults} image(s) failed, named above', file=sys.stderr)
-    return 1 if faults else 0
+    if job.faults:
+        print(f'error: {job.faults} image(s) failed, named above', file=sys.stderr)
+    return 1 if job.faults else 0

@@ -38,12 +38,7 @@ def noise(args: argparse.Namespace) -> Tuple[Inputs, str]:
 
 
 def open_images(folder: str, number: int) -> Dict[str, np.ndarray]:
-    """Read evenly spaced images of a folder, by name.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no such folder, it has no images, or an image cannot
-            be read.
-    """
+    """Read evenly spaced images of a folder, by name."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'--images {folder}: there is no such folder')
     files = image_files([folder])
@@ -87,26 +82,20 @@ def table(layers: Sequence[LayerRank], title: str, tolerance: float) -> Table:
     return out
 
 
-def build(args: argparse.Namespace, cfg: Config) -> Tuple[BaseModel, str]:
-    """Return the model and the description of its weights."""
-    if args.checkpoint:
-        model, _ = load_model(cfg, args.checkpoint, args.device)
-        return model, f'weights of {args.checkpoint}'
-    model = initial_model(cfg, args.seed, args.device)
-    return model, f'initial weights, untrained (seed {args.seed})'
-
-
 def main(args: argparse.Namespace) -> int:
     cfg, args.device = load_config(args.config, args.cfg_options), check_device(args.device)
     images = open_images(args.images, args.num_images) if args.images else {}
     for name in FILES:
         check_writable(args.out / name)
-    model, weights = build(args, cfg)
+    if args.checkpoint:
+        model, _ = load_model(cfg, args.checkpoint, args.device)
+        weights = f'weights of {args.checkpoint}'
+    else:
+        model = initial_model(cfg, args.seed, args.device)
+        weights = f'initial weights, untrained (seed {args.seed})'
     if images:
-        inputs, source = (
-            inputs_of(cfg, model, images.values()),
-            f'{len(images)} images of {args.images}',
-        )
+        inputs = inputs_of(cfg, model, images.values())
+        source = f'{len(images)} images of {args.images}'
     else:
         inputs, source = noise(args)
     layers = layer_ranks(getattr(model, 'backbone', model), inputs, args.tolerance)

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from mmengine.config import Config
 from mmengine.dist import is_main_process
@@ -26,8 +26,10 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg = config.load_config(args.config, args.cfg_options)
     config.set_work_dir(cfg, args.config, args.work_dir)
     launch.set_launcher(cfg, args.launcher)
-    set_pictures(cfg, args.show_dir)
-    set_predictions_file(cfg, args.out)
+    if args.show_dir is not None:
+        set_pictures(cfg, args.show_dir)
+    if args.out is not None:
+        set_predictions_file(cfg, args.out)
     views = views_hook(args, cfg) if args.tta else None
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
@@ -45,10 +47,8 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     return runner
 
 
-def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
+def set_pictures(cfg: Config, show_dir: str) -> None:
     """Draw every test image (``--show-dir``), the ground truth beside the prediction."""
-    if show_dir is None:
-        return
     show_dir = str(Path(show_dir).absolute())
     options = {
         'DetVisualizationHook': dict(draw=True, interval=1, test_out_dir=show_dir),
@@ -62,10 +62,8 @@ def set_pictures(cfg: Config, show_dir: Optional[str]) -> None:
     cfg.visualizer.save_dir = show_dir
 
 
-def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
+def set_predictions_file(cfg: Config, path: str) -> None:
     """Write all predictions to a pickle file (``--out``)."""
-    if path is None:
-        return
     check_writable(Path(path))
     kind = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
     metrics = cfg.test_evaluator
@@ -75,11 +73,14 @@ def set_predictions_file(cfg: Config, path: Optional[str]) -> None:
 
 def views_hook(args: argparse.Namespace, cfg: Config) -> Any:
     """Let the config make views of each image, and return the hook that merges them."""
-    from ..apis.augmentation import AugmentationHook, set_augmentation  # imports the exporters
+    from ..apis.augmentation import AugmentationHook, augmentation  # imports the exporters
+    from ..apis.pipeline import test_dataset
 
     if args.show_dir and cfg.get('default_scope') == 'mmpretrain':
         raise ValueError('--show-dir: MMPretrain draws no views of --tta; leave out one of them')
-    return AugmentationHook(*set_augmentation(cfg))
+    merging, steps, text = augmentation(cfg)
+    test_dataset(cfg)['pipeline'] = steps
+    return AugmentationHook(merging, text)
 
 
 def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
@@ -90,8 +91,7 @@ def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
     runner = PluginRunner.from_cfg(cfg)
     metainfo = getattr(runner.test_loop.dataloader.dataset, 'metainfo', {})
     if metainfo.get('classes'):
-        model = unwrapped(runner.model)
-        check_classes(model.file, metainfo['classes'])
+        check_classes(unwrapped(runner.model).file, metainfo['classes'])
     return runner
 
 

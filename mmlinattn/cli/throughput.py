@@ -21,13 +21,12 @@ def machine(args: argparse.Namespace) -> str:
     """Return device, threads and precision in words."""
     device = torch.device(args.device)
     precision = 'float32' if args.precision == 'fp32' else f'autocast to {args.precision}'
-    if device.type != 'cuda':
-        return (
-            f'{device}, threads: {torch.get_num_threads()}, {precision}, torch {torch.__version__}'
-        )
-    if args.precision == 'fp32' and torch.backends.cudnn.allow_tf32:
-        precision += ', convolutions in TF32'
-    return f'{torch.cuda.get_device_name(device)}, {precision}, torch {torch.__version__}'
+    name = f'{device}, threads: {torch.get_num_threads()}'
+    if device.type == 'cuda':
+        name = torch.cuda.get_device_name(device)
+        if args.precision == 'fp32' and torch.backends.cudnn.allow_tf32:
+            precision += ', convolutions in TF32'
+    return f'{name}, {precision}, torch {torch.__version__}'
 
 
 def table(found: Sequence[Throughput], title: str, machine: str) -> Table:
@@ -71,8 +70,7 @@ def main(args: argparse.Namespace) -> int:
     )  # fmt: skip
     if args.json:
         write_json(args.json, record)
-    console = plain_console()
     if found:
         title = f'{Path(args.config).stem}, {type(part).__name__}, {height} x {width}'
-        console.print(table(found, title, where))
+        plain_console().print(table(found, title, where))
     return int(len(found) < len(args.batch_size))

@@ -21,7 +21,6 @@ def main(args: argparse.Namespace) -> int:
         sample = inference_detector(model, str(args.image))
     height, width = sample.img_shape[:2]
     image = cv2.resize(bgr[..., ::-1], (width, height))
-    stride = model.decoder.stride
     path = args.out_dir / f'{args.image.stem}_decoder.png'
-    print(draw_decoder_maps(path, image, seen, stride, classes, args.queries))
+    print(draw_decoder_maps(path, image, seen, model.decoder.stride, classes, args.queries))
     return 0

@@ -41,12 +41,7 @@ def package_attentions() -> List[str]:
 
 
 def resized_image(args: argparse.Namespace) -> np.ndarray:
-    """Return the image in the size of ``args`` as (h, w, 3), BGR; complete size and position.
-
-    Raises:
-        ImageError: the image cannot be read.
-        ValueError: the position is not on it.
-    """
+    """Return the image in the size of ``args`` as (h, w, 3), BGR; complete size and position."""
     photograph = matplotlib.cbook.get_sample_data(PHOTOGRAPH, asfileobj=False)
     image = read_image(Path(args.image or photograph), max_megapixels=math.inf)
     if args.size is None and args.checkpoint is None:
@@ -98,11 +93,7 @@ def models(args: argparse.Namespace, cfg: Config) -> Iterator[Tuple[str, nn.Modu
 
 
 def attentions(model: nn.Module, layer: int) -> BaseAttention:
-    """Return attention number ``layer`` of the backbone of a model.
-
-    Raises:
-        ValueError: the backbone has fewer.
-    """
+    """Return attention number ``layer`` of the backbone of a model."""
     backbone = getattr(model, 'backbone', model)
     found = [module for module in backbone.modules() if isinstance(module, BaseAttention)]
     if not found:
@@ -110,11 +101,6 @@ def attentions(model: nn.Module, layer: int) -> BaseAttention:
     if not 0 <= layer < len(found):
         raise ValueError(f'--layer {layer}: the backbone has {len(found)} attentions')
     return found[layer]
-
-
-def cell(position: Tuple[int, int], size: Tuple[int, int], hw_shape: Tuple[int, int]) -> List[int]:
-    """Return (row, column) of the cell that contains a pixel (x, y) of an image (w, h)."""
-    return [at * cells // full for at, full, cells in zip(position[::-1], size[::-1], hw_shape)]
 
 
 def weights_of(
@@ -128,12 +114,13 @@ def weights_of(
     with calls_of(attn) as calls, torch.no_grad():
         inputs = model.data_preprocessor(batch)['inputs']
         model.extract_feat(inputs)
-    size = (inputs.shape[-1], inputs.shape[-2])
-    row, column = cell(args.position, size, calls[0].tokens.hw_shape)
-    return key_weights(attn, calls[0], (row, column)), size
+    (x, y), (height, width) = args.position, inputs.shape[-2:]
+    rows, columns = calls[0].tokens.hw_shape
+    cell = (y * rows // height, x * columns // width)
+    return key_weights(attn, calls[0], cell), (width, height)
 
 
-def draw(args: argparse.Namespace) -> Path:
+def main(args: argparse.Namespace) -> int:
     check_picture('--out', args.out)
     unknown = sorted(set(args.attentions or ()) - set(known := package_attentions()))
     if unknown:
@@ -147,9 +134,5 @@ def draw(args: argparse.Namespace) -> Path:
         weights[title], (width, height) = weights_of(args, model, image)
     below, right = height - image.shape[0], width - image.shape[1]
     image = cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_CONSTANT, value=(114,) * 3)
-    return draw_key_weights(args.out, image[..., ::-1], weights, args.position)
-
-
-def main(args: argparse.Namespace) -> int:
-    print(draw(args))
+    print(draw_key_weights(args.out, image[..., ::-1], weights, args.position))
     return 0

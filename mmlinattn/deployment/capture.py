@@ -2,14 +2,15 @@
 
 import inspect
 import warnings
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Sequence, Tuple
 
 import torch
 from mmengine.model import BaseModel
-from torch import Tensor, nn
+from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from .deployable import Deployable, NotDeployable
+from .file_metadata import FileMetadata
 from .formats import FormatError
 
 # Option of torch.export since torch 2.9, required for dynamic sizes.
@@ -18,40 +19,16 @@ DEFERRED = 'prefer_deferred_runtime_asserts_over_guards'
 LARGEST, MAX_BATCH = 8192, 256
 
 
-class Sizes(NamedTuple):
-    """Input sizes of an exported model.
+def captured_size(shape: Tuple[int, int], coarsest: int, dynamic: bool) -> Tuple[int, int]:
+    """Return the height and width to capture at for an export of ``shape``.
 
-    Attributes:
-        shape: (H, W) of the export.
-        stride: height and width must be multiples of it.
-        dynamic: True for any such size, False for ``shape`` only.
-        batch: batch size; None for any number.
-        coarsest: stride of the coarsest feature map, including those of the neck.
+    Dynamic sizes need different sides, and at least two cells per side on every map, also that of
+    the stride ``coarsest``: torch.export treats a side of 1 as a constant.
     """
-
-    shape: Tuple[int, int]
-    stride: int
-    dynamic: bool = True
-    batch: Optional[int] = 1
-    coarsest: Optional[int] = None
-
-    @property
-    def least(self) -> int:
-        """Smallest height or width: two cells of the backbone's coarsest map."""
-        return 2 * self.stride
-
-    @property
-    def captured(self) -> Tuple[int, int]:
-        """Height and width to capture at.
-
-        Dynamic sizes need different sides, and at least two cells per side on every map:
-        torch.export treats a side of 1 as a constant.
-        """
-        if not self.dynamic:
-            return self.shape
-        step = max(self.coarsest or self.stride, self.stride)
-        height, width = (max(side, 2 * step) for side in self.shape)
-        return height, width + step * (height == width)
+    if not dynamic:
+        return shape
+    height, width = (max(side, 2 * coarsest) for side in shape)
+    return height, width + coarsest * (height == width)
 
 
 def check_torch() -> None:
@@ -63,7 +40,7 @@ def check_torch() -> None:
         )
 
 
-def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None:
+def check_shape(shape: Sequence[int], stride: int, dynamic: bool) -> None:
     """Raise ValueError unless height and width are multiples of the stride and large enough."""
     least = 2 * stride if dynamic else stride
     height, width = shape
@@ -84,19 +61,15 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool = True) -> None
 def strides_of(model: BaseModel) -> Tuple[int, int]:
     """Return the strides of the coarsest map of the backbone, and of backbone and neck together.
 
-    A neck may add coarser maps: RetinaNet's have a stride of 128 pixels.
-
-    Raises:
-        NotDeployable: the backbone has no strided convolution or pooling.
+    A neck may add coarser maps: RetinaNet's have a stride of 128 pixels. A backbone without strided
+    convolution or pooling raises NotDeployable.
     """
     backbone, probe, sides = model.backbone, 256, []
-
-    def see(layer: nn.Module, args: tuple, out: Tensor) -> None:
-        sides.append(out.shape[-1])
-
-    kinds = (nn.Conv2d, nn.MaxPool2d)
-    layers = [layer for layer in backbone.modules() if isinstance(layer, kinds)]
-    hooks = [layer.register_forward_hook(see) for layer in layers if _first(layer.stride) > 1]
+    hooks = [
+        layer.register_forward_hook(lambda layer, args, out: sides.append(out.shape[-1]))
+        for layer in backbone.modules()
+        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) and layer.stride not in (1, (1, 1))
+    ]
     try:
         with torch.no_grad():
             feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
@@ -106,20 +79,17 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
     if not sides:
         raise NotDeployable(f'the stride of {type(backbone).__name__} cannot be found')
     # A classifier's neck returns vectors, not maps.
-    maps = [feat.shape[-1] for feat in feats if isinstance(feat, Tensor) and feat.dim() == 4]
+    maps = [feat.shape[-1] for feat in feats if isinstance(feat, torch.Tensor) and feat.dim() == 4]
     return probe // min(sides), probe // min(sides + maps)
 
 
-def _first(stride: Union[int, Sequence[int]]) -> int:
-    return stride if isinstance(stride, int) else stride[0]
-
-
-def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
+def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> ExportedProgram:
     """Export a model to a program with ``torch.export``.
 
     Args:
         model: model from :func:`.deployable.deployable`.
-        sizes: input sizes that the program must accept.
+        metadata: description with the input sizes that the program must accept.
+        coarsest: stride of the coarsest feature map, see :func:`strides_of`.
 
     Returns:
         the program; its argument is ``image``, its outputs are a dict.
@@ -130,15 +100,15 @@ def capture(model: Deployable, sizes: Sizes) -> ExportedProgram:
             raised unchanged.
     """
     check_torch()
-    batch = sizes.batch or 2  # torch.export would treat 1 as a constant
-    image = torch.rand(batch, 3, *sizes.captured) * 255
+    batch = metadata.batch or 2  # torch.export would treat 1 as a constant
+    size = captured_size(metadata.shape, coarsest, metadata.dynamic)
+    image = torch.rand(batch, 3, *size) * 255
     dynamic = {}
-    if sizes.batch is None:
+    if metadata.batch is None:
         dynamic[0] = Dim('batch', min=1, max=MAX_BATCH)
-    if sizes.dynamic:
-        least, most = 2, LARGEST // sizes.stride
-        dynamic[2] = sizes.stride * Dim('rows', min=least, max=most)
-        dynamic[3] = sizes.stride * Dim('columns', min=least, max=most)
+    if metadata.dynamic:
+        for dim, name in ((2, 'rows'), (3, 'columns')):
+            dynamic[dim] = metadata.stride * Dim(name, min=2, max=LARGEST // metadata.stride)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         deferred: Dict[str, Any] = {DEFERRED: True}

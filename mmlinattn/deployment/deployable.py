@@ -85,8 +85,7 @@ class DeployableClassifier(Deployable):
 def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
     """Return mean and std (3, 1, 1) of a data preprocessor, and True if the model takes BGR.
 
-    Raises:
-        NotDeployable: mean or std does not have 3 channels.
+    A mean or std without 3 channels raises NotDeployable.
     """
     mean, std = (preprocessor.get(name) or [zero] * 3 for name, zero in (('mean', 0), ('std', 1)))
     if len(mean) != 3 or len(std) != 3:
@@ -97,11 +96,7 @@ def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:
 
 
 def exported_form(model: BaseModel, cfg: Config) -> Type[Deployable]:
-    """Return the subclass of :class:`Deployable` for a model, independent of its weights.
-
-    Raises:
-        NotDeployable: there is none.
-    """
+    """Return the subclass of :class:`Deployable` for a model, or raise NotDeployable."""
     scope = cfg.get('default_scope')
     if scope == 'mmdet':
         from .detectors import deployable_detector

@@ -68,11 +68,8 @@ def dense_candidates(
         candidates of all levels, and the level of each (B, N) int64.
     """
     cls_scores, bbox_preds = outs
-    priors = head.prior_generator.grid_priors(
-        [level.shape[-2:] for level in cls_scores],
-        dtype=torch.float32,
-        device=cls_scores[0].device,
-    )
+    sizes, device = [level.shape[-2:] for level in cls_scores], cls_scores[0].device
+    priors = head.prior_generator.grid_priors(sizes, torch.float32, device)
     parts, levels = [], []
     for i, (logits, deltas, anchors) in enumerate(zip(cls_scores, bbox_preds, priors)):
         logits = _by_anchor(logits, head.cls_out_channels)  # [B, anchors, outputs]
@@ -102,27 +99,22 @@ def _by_anchor(level: Tensor, values: int) -> Tensor:
 
 
 def survivors(
-    candidates: Candidates,
-    groups: Tensor,
-    nms: dict,
-    number: int,
-    hw_shape: Sequence[int],
+    candidates: Candidates, groups: Tensor, cfg: dict, hw_shape: Sequence[int]
 ) -> Candidates:
-    """Apply non-maximum suppression and return the ``number`` best boxes of each image.
+    """Apply non-maximum suppression and return the best boxes of each image.
 
     Args:
         candidates: boxes, scores and labels.
         groups: (B, N); boxes of different groups do not suppress each other.
-        nms: NMS config with ``iou_threshold``.
-        number: number of boxes; missing ones are padded with score 0.
+        cfg: ``test_cfg`` with ``nms`` and ``max_per_img``, the number of boxes; missing ones are
+            padded with score 0.
         hw_shape: (H, W) of the input.
     """
+    (boxes, scores, _), number = candidates, cfg['max_per_img']
     # As in mmcv, an offset per group keeps boxes of different groups from overlapping.
     apart = (groups * (corners(hw_shape).max() + 1)).unsqueeze(-1)
-    stays = suppress(
-        candidates.boxes + apart, candidates.scores, float(nms['iou_threshold']), number
-    )
-    return best(candidates._replace(scores=candidates.scores * stays), number)[0]
+    stays = suppress(boxes + apart, scores, float(cfg['nms']['iou_threshold']), number)
+    return best(candidates._replace(scores=scores * stays), number)[0]
 
 
 def fixed(candidates: Candidates) -> Candidates:

@@ -29,11 +29,7 @@ from .exported_file import Outputs
 
 
 def deployable_detector(model: BaseModel) -> Type['DeployableDetector']:
-    """Return the class of this module for a detector.
-
-    Raises:
-        NotDeployable: the detector cannot be exported.
-    """
+    """Return the class of this module for a detector; raise NotDeployable if there is none."""
     if isinstance(model, SMCA):
         return DeployableSMCA
     if isinstance(model, TwoStageDetector) and isinstance(
@@ -65,10 +61,7 @@ class DeployableDetector(Deployable):
 
     def outputs(self, found: Candidates, **more: Tensor) -> Outputs:
         found = fixed(found)
-        count = (found.scores > 0).sum(1)
-        return dict(
-            boxes=found.boxes, scores=found.scores, labels=found.labels, count=count, **more
-        )
+        return dict(found._asdict(), count=(found.scores > 0).sum(1), **more)
 
 
 class DeployableDense(DeployableDetector):
@@ -82,9 +75,7 @@ class DeployableDense(DeployableDetector):
         outs = self.model.bbox_head(self.model.extract_feat(x))
         cfg, hw_shape = self.model.test_cfg, x.shape[-2:]
         found, _ = dense_candidates(self.model.bbox_head, outs, cfg, hw_shape)
-        return self.outputs(
-            survivors(found, found.labels, cfg['nms'], cfg['max_per_img'], hw_shape)
-        )
+        return self.outputs(survivors(found, found.labels, cfg, hw_shape))
 
 
 class DeployableTwoStage(DeployableDetector):
@@ -112,11 +103,9 @@ class DeployableTwoStage(DeployableDetector):
 
     def predict(self, x: Tensor) -> Outputs:
         feats, hw_shape = self.model.extract_feat(x), x.shape[-2:]
-        cfg = self.model.test_cfg['rpn']
-        found, levels = dense_candidates(
-            self.model.rpn_head, self.model.rpn_head(feats), cfg, hw_shape
-        )
-        proposals = fixed(survivors(found, levels, cfg['nms'], cfg['max_per_img'], hw_shape))
+        head, cfg = self.model.rpn_head, self.model.test_cfg['rpn']
+        found, levels = dense_candidates(head, head(feats), cfg, hw_shape)
+        proposals = fixed(survivors(found, levels, cfg, hw_shape))
         found = self.classify(feats, proposals, hw_shape)
         if not self.model.roi_head.with_mask:
             return self.outputs(found)
@@ -149,7 +138,7 @@ class DeployableTwoStage(DeployableDetector):
             torch.arange(classes).repeat(proposals.boxes.shape[1]).expand(batch, -1),
         )
         found, _ = best(pairs, min(MAX_CANDIDATES, proposals.boxes.shape[1] * classes))
-        return survivors(found, found.labels, cfg['nms'], cfg['max_per_img'], hw_shape)
+        return survivors(found, found.labels, cfg, hw_shape)
 
     def masks(self, feats: Sequence[Tensor], found: Candidates) -> Tensor:
         """Return the mask probabilities (B, K, h, w) of the boxes, averaged over all stages."""
@@ -196,14 +185,13 @@ class DeployableSMCA(DeployableDetector):
     def predict(self, x: Tensor) -> Outputs:
         logits, boxes = self.queries(x)
         head, hw_shape = self.model.bbox_head, x.shape[-2:]
-        scores = logits.sigmoid() if head.loss_cls.use_sigmoid else logits.softmax(-1)[..., :-1]
-        if not head.loss_cls.use_sigmoid:
-            scores, labels = scores.max(-1)
-            queries = torch.arange(boxes.shape[1]).expand(boxes.shape[0], -1)
+        if head.loss_cls.use_sigmoid:
+            scores, classes = logits.sigmoid().flatten(1), logits.shape[-1]
+            pairs = torch.arange(scores.shape[1]).expand(boxes.shape[0], -1)
+            labels, queries = pairs % classes, pairs // classes
         else:
-            classes = scores.shape[-1]
-            pairs = torch.arange(boxes.shape[1] * classes).expand(boxes.shape[0], -1)
-            scores, labels, queries = scores.flatten(1), pairs % classes, pairs // classes
+            scores, labels = logits.softmax(-1)[..., :-1].max(-1)
+            queries = torch.arange(boxes.shape[1]).expand(boxes.shape[0], -1)
         number = min(self.model.test_cfg.get('max_per_img', boxes.shape[1]), scores.shape[1])
         scores, places = scores.topk(number)
         boxes = pick(boxes, queries.gather(1, places))

@@ -116,9 +116,8 @@ class ExportedModel(BaseModel):
             height, width = sample.img_shape[:2]
             limit = inputs.new_tensor([width, height, width, height])
             boxes = found['boxes'][i, :count].clamp(min=0).minimum(limit)
-            instances = InstanceData(
-                bboxes=boxes, scores=found['scores'][i, :count], labels=found['labels'][i, :count]
-            )
+            scores, labels = found['scores'][i, :count], found['labels'][i, :count]
+            instances = InstanceData(bboxes=boxes, scores=scores, labels=labels)
             if 'masks' in found:
                 self.paste(instances, found['masks'][i, :count], sample)  # rescales boxes, too
             else:
@@ -129,7 +128,7 @@ class ExportedModel(BaseModel):
     def paste(self, instances: InstanceData, masks: Tensor, sample) -> None:
         """Mask (n, h, w) over their boxes, by the framework, in the size of the original."""
         heads = self.skeleton.roi_head.mask_head
-        head: BaseModule = heads[-1] if isinstance(heads, torch.nn.ModuleList) else heads
+        head: BaseModule = heads[-1] if isinstance(heads, nn.ModuleList) else heads
         head.class_agnostic = True  # the file returns only the masks of the labels
         head.predict_by_feat(
             [masks[:, None].cpu().numpy()], [instances], [sample.metainfo],
@@ -164,9 +163,8 @@ def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
         'number of classes': (len(metadata.classes), number_of_classes(model)),
         'stride': (metadata.stride, strides_of(model)[0]),
     }
-    if metadata.task == 'detection':
-        has_masks = bool(getattr(model, 'with_mask', False))
-        pairs['prediction of masks'] = ('masks' in metadata.outputs, has_masks)
+    has_masks = bool(getattr(model, 'with_mask', False))
+    pairs['prediction of masks'] = ('masks' in metadata.outputs, has_masks)
     for name, (found, expected) in pairs.items():
         if found != expected:
             raise FileError(
@@ -196,11 +194,7 @@ def check_classes(file: ExportedFile, classes: Sequence[str]) -> None:
 
 
 def pad_to_metadata(images: Tensor, metadata: FileMetadata) -> Tensor:
-    """Pad normalised images (B, 3, H, W) with 0 to a size that a file takes.
-
-    Raises:
-        FileError: the images are larger than the only size of the file.
-    """
+    """Pad normalised images (B, 3, H, W) with 0 to a size that a file takes, or raise FileError."""
     sides = images.shape[-2:]
     if metadata.dynamic:
         stride = metadata.stride

@@ -2,14 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, NamedTuple, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
 from torch import Tensor
 
 from ..utils import atomic_write, check_writable
-from .capture import Sizes, capture, check_shape, check_torch, strides_of
+from .capture import capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
 from .deployable import Deployable, load
 from .file_metadata import FileMetadata
@@ -38,9 +38,8 @@ class ExportResult(NamedTuple):
     errors: Dict[Tuple[int, ...], float]
 
     def __str__(self) -> str:
-        text = f'{self.path}, {self.seconds:.0f} s'
-        sizes = (f'{h}x{w}: {error:.0e}' for (h, w), error in self.errors.items())
-        return f'{text}; largest difference from torch at {", ".join(sizes)}'
+        sizes = ', '.join(f'{h}x{w}: {error:.0e}' for (h, w), error in self.errors.items())
+        return f'{self.path}, {self.seconds:.0f} s; largest difference from torch at {sizes}'
 
 
 class Export:
@@ -64,24 +63,27 @@ class Export:
         self, model: Deployable, classes: Sequence[str], settings: ExportSettings, image: Tensor
     ) -> None:
         stride, coarsest = strides_of(model.model)
-        check_shape(settings.shape, stride, not settings.static)
-        batch = None if settings.dynamic_batch else 1
-        sizes = Sizes(settings.shape, stride, not settings.static, batch, coarsest)
-        self.images = [fit(image, shape) for shape in sizes_to_try(sizes)]
+        shape, dynamic = settings.shape, not settings.static
+        check_shape(shape, stride, dynamic)
+        sizes = [shape]
+        if dynamic:  # a taller and a wider one, too
+            (height, width), more = shape, 2 * stride
+            sizes += [(height + more, width), (max(height - stride, more), width + stride)]
+        self.images = [fit(image, size) for size in sizes]
         with torch.no_grad():
             self.expected = [model(image) for image in self.images]
-        self.program = capture(model, sizes)
         self.metadata = FileMetadata(
             task=model.task,
             classes=tuple(classes),
             outputs=tuple(self.expected[0]),
             stride=stride,
-            dynamic=sizes.dynamic,
-            shape=settings.shape,
-            least=sizes.least,
-            batch=batch,
+            dynamic=dynamic,
+            shape=shape,
+            least=2 * stride,
+            batch=None if settings.dynamic_batch else 1,
             padding=model.padding(),
         )
+        self.program = capture(model, self.metadata, coarsest)
 
     def write(self, name: str, path: Path) -> ExportResult:
         """Write a format and compare the file with the model at up to three sizes.
@@ -134,12 +136,3 @@ def export(
     exported = Export(*load(cfg, checkpoint), settings, image)
     for name, path in paths.items():
         yield exported.write(name, path)
-
-
-def sizes_to_try(sizes: Sizes) -> List[Tuple[int, int]]:
-    """Return the captured size and, if sizes are dynamic, a taller and a wider one."""
-    height, width = sizes.shape
-    if not sizes.dynamic:
-        return [(height, width)]
-    more, stride = 2 * sizes.stride, sizes.stride
-    return [(height, width), (height + more, width), (max(height - stride, more), width + stride)]

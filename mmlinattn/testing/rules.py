@@ -2,8 +2,7 @@
 
 import inspect
 import logging
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -70,24 +69,17 @@ class Rules(Dict[str, Rule]):
 
 
 def _broken(rule: Rule, case: Any) -> Optional[Exception]:
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _without_logs():
-        torch.manual_seed(0)
-        try:
-            rule(case)
-        except Exception as error:
-            return error
-    return None
-
-
-@contextmanager
-def _without_logs() -> Iterator[None]:
-    """Suppress logs of MMEngine and torch, of which pytest would print hundreds of lines."""
     level = logging.root.manager.disable
-    logging.disable(logging.INFO)
+    logging.disable(logging.INFO)  # MMEngine and torch log hundreds of lines, which pytest prints
     try:
-        yield
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(0)
+            rule(case)
+    except Exception as error:
+        return error
     finally:
         logging.disable(level)
+    return None
 
 
 def require(holds: object, found: str) -> None:

@@ -17,6 +17,7 @@ from .files import save_figure
 # One key in 200 gets full colour: a single large weight would make all others pale.
 SATURATED = 200
 FAINT = 5  # a uniform row has a fifth of the full opacity
+COLUMNS = 5  # panels of a row
 RED, BLUE = (0.85, 0.1, 0.1), (0.1, 0.25, 0.9)
 
 
@@ -168,7 +169,6 @@ def draw_key_weights(
     image: np.ndarray,
     weights: Dict[str, Tensor],
     pixel: Tuple[float, float],
-    columns: int = 5,
 ) -> Path:
     """Draw the picture with the query, then one panel per attention.
 
@@ -180,7 +180,6 @@ def draw_key_weights(
         image: (H, W, 3) uint8 RGB, in the input size of the network.
         weights: weights (heads, h, w) by title; panels show the mean over the heads.
         pixel: (x, y) of the query.
-        columns: panels per row.
 
     Raises:
         ValueError: ``weights`` is empty.
@@ -191,11 +190,11 @@ def draw_key_weights(
     for title, heads in weights.items():
         mean = heads.detach().float().cpu().mean(0)
         panels[f'{title}\nhalf in {100 * reach(mean):.1f}%'] = overlay(image, mean)
-    rows, (height, width) = -(-len(panels) // columns), image.shape[:2]
+    rows, (height, width) = -(-len(panels) // COLUMNS), image.shape[:2]
     side = 1.75
-    figure = Figure(figsize=(side * columns, (side * height / width + 0.36) * rows), dpi=100)
+    figure = Figure(figsize=(side * COLUMNS, (side * height / width + 0.36) * rows), dpi=100)
     for i, (title, picture) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, columns, i)
+        axes = figure.add_subplot(rows, COLUMNS, i)
         axes.set_axis_off()
         axes.imshow(picture)
         axes.set_title(title, fontsize=8)

@@ -63,8 +63,6 @@ def _draw_values(axes: Axes, layers: Sequence[LayerRank], matrix: str, tolerance
         label = f'{i} {layer.attention}' if i in (0, len(layers) - 1) else None
         axes.plot(range(1, len(values) + 1), values, color=colors[i], label=label)
     axes.axhline(tolerance, color='red', linewidth=1, label=f'tolerance {tolerance:g}')
-    axes.set_yscale('log')
-    axes.set_xlabel('number of the singular value')
-    axes.set_ylabel('over the largest')
+    axes.set(yscale='log', xlabel='number of the singular value', ylabel='over the largest')
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

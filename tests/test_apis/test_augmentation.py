@@ -9,12 +9,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import DefaultScope
 from mmseg.datasets import BaseSegDataset
 
-from mmlinattn.apis.augmentation import (
-    MERGING,
-    AugmentationHook,
-    augmentation,
-    set_augmentation,
-)
+from mmlinattn.apis.augmentation import MERGING, AugmentationHook, augmentation
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.data import DataError, Labels
 from mmlinattn.engine.preflight.sample_loading import check_loading
@@ -37,7 +32,7 @@ def test_configs_that_cannot_be_augmented():
     joined = dict(type='ConcatDataset', datasets=[dict(pipeline=[]), dict(pipeline=[])])
     cfg = Config(dict(default_scope='mmseg', test_dataloader=dict(dataset=joined)))
     with pytest.raises(ValueError, match=r'joins several data sets \(ConcatDataset\)'):
-        set_augmentation(cfg)
+        augmentation(cfg)
 
 
 def test_the_model_inside_a_wrapper_is_merged(predictor):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from mmengine.dataset import Compose, pseudo_collate
 
 from mmlinattn.deployment import Export, ExportSettings, FileMetadata
-from mmlinattn.deployment.capture import Sizes
+from mmlinattn.deployment.capture import captured_size
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
@@ -172,9 +172,9 @@ def check_page(file: ExportedFile, case, root: Path, monkeypatch) -> None:
 
 def test_where_a_model_of_any_size_is_captured():
     """At two cells a side of all maps and sides that differ; a file of one size where asked."""
-    assert Sizes((64, 64), 32, coarsest=128).captured == (256, 384)
-    assert Sizes((512, 320), 32, coarsest=128).captured == (512, 320)
-    assert Sizes((64, 64), 32, dynamic=False, coarsest=128).captured == (64, 64)
+    assert captured_size((64, 64), 128, dynamic=True) == (256, 384)
+    assert captured_size((512, 320), 128, dynamic=True) == (512, 320)
+    assert captured_size((64, 64), 128, dynamic=False) == (64, 64)
 
 
 @captures

@@ -68,7 +68,7 @@ def test_the_device_of_commands_is_that_of_trainings(monkeypatch, tmp_path, foun
     monkeypatch.setattr(predict, 'files_to_predict', lambda _: {})
     out = f'--out={tmp_path}'
     with pytest.raises(pytest.fail.Exception, match=f'^{found}$'):
-        predict.run(prediction.predict(['ravlt-nano_shapes', 'w.pth', 'a.jpg', out]))
+        predict.main(prediction.predict(['ravlt-nano_shapes', 'w.pth', 'a.jpg', out]))
     for name in ('app', 'analyze rank', 'analyze throughput'):
         words = [] if name == 'app' else ['c', '--shape', '64', '64']
         assert COMMANDS[name](words).device is None

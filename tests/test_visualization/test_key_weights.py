@@ -144,7 +144,7 @@ def test_the_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Figure, 'savefig', lambda self, *a, **k: figures.append(self) or save(self, *a, **k)
     )
-    path = draw_key_weights(tmp_path / 'out/a.png', image, {'RALA': weights}, (25, 15), columns=3)
+    path = draw_key_weights(tmp_path / 'out/a.png', image, {'RALA': weights}, (25, 15))
     assert cv2.imread(str(path)).std() > 0
     picture, panel = figures[0].axes
     assert panel.get_title().startswith('RALA\nhalf in 4.2%')

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from ...utils.command_line import Parser
-from .common import CHECKPOINT, CONFIG, DEVICE, check_not_negative, check_positive
+from .common import CHECKPOINT, CONFIG, DEVICE, check_positive
 
 LEAST_TOLERANCE = 1e-6
 PRECISIONS = ('fp32', 'bf16', 'fp16')
@@ -20,7 +20,7 @@ def complexity(argv: Optional[List[str]] = None) -> Namespace:
     add('--depth', type=int, default=3, help='of the modules in the table')
     add('--json', type=Path, metavar='FILE', help='also write the numbers there')
     args = parser.parse_args(argv)
-    check_not_negative(parser, args, 'depth')
+    check_positive(parser, args, 'depth', or_zero=True)
     return args
 
 

@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from typing import Callable, List, Optional, Tuple
+from typing import List, Optional
 
 from ...utils.command_line import Parser
 
@@ -11,23 +11,13 @@ CHECKPOINT = 'checkpoint: a file or an address'
 DEVICE = 'cpu, cuda, cuda:1, ...; default: the GPU if there is one'
 
 
-def check_positive(parser: Parser, args: Namespace, *names: str) -> None:
+def check_positive(parser: Parser, args: Namespace, *names: str, or_zero: bool = False) -> None:
     """End with an error if an option is given and its number, or one of several, is not above 0."""
-    _check(parser, args, names, lambda number: number > 0, 'be positive')
-
-
-def check_not_negative(parser: Parser, args: Namespace, *names: str) -> None:
-    """End with an error if an option is given and its number is below 0."""
-    _check(parser, args, names, lambda number: number >= 0, 'not be negative')
-
-
-def _check(
-    parser: Parser, args: Namespace, names: Tuple[str, ...], fits: Callable, must: str
-) -> None:
+    must = 'not be negative' if or_zero else 'be positive'
     for name in names:
         value = getattr(args, name)
         numbers = value if isinstance(value, (list, tuple)) else [value]
-        if not all(number is None or fits(number) for number in numbers):
+        if not all(n is None or n > 0 or (or_zero and n == 0) for n in numbers):
             given = ' '.join(map(str, numbers))
             parser.error(f'--{name.replace("_", "-")} must {must}, got {given}')
 

@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError, Namespace
 from typing import List, Optional, Tuple, Union
 
 from ...utils.command_line import Overrides, Parser
-from .common import CHECKPOINT, CONFIG, check_not_negative, check_positive, parse_with_launcher
+from .common import CHECKPOINT, CONFIG, check_positive, parse_with_launcher
 
 
 def linearize(argv: Optional[List[str]] = None) -> Namespace:
@@ -45,9 +45,8 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
     add('--amp', action='store_true', help='mixed precision')
     add('--resume', action='store_true', help='continue an interrupted run in --out')
     args = parse_with_launcher(parser, argv)
-    check_positive(parser, args, 'lr_a', 'lr_b', 'batch_size')
-    check_not_negative(parser, args, 'iters_a', 'iters_b', 'seed')
-    check_positive(parser, args, 'crop_size')
+    check_positive(parser, args, 'lr_a', 'lr_b', 'batch_size', 'crop_size')
+    check_positive(parser, args, 'iters_a', 'iters_b', 'seed', or_zero=True)
     return args
 
 

@@ -88,16 +88,13 @@ class NonLocalBlock(BaseModule):
             raise ValueError(
                 f'in_channels and reduction must be at least 1, got {in_channels} and {reduction}'
             )
-        self.in_channels = in_channels
-        self.dims = dims
-        self.mode = mode
+        self.in_channels, self.dims, self.mode = in_channels, dims, mode
         self.use_scale = use_scale
         inner = max(in_channels // reduction, 1)
 
-        def conv(in_dims: int, out_dims: int, **kwargs) -> ConvModule:
+        def conv(in_dims: int, out_dims: int, norm_cfg: Optional[dict] = None) -> ConvModule:
             cfg = dict(type=f'Conv{dims}d')
-            kwargs = dict(dict(act_cfg=None), **kwargs)
-            return ConvModule(in_dims, out_dims, 1, conv_cfg=cfg, **kwargs)
+            return ConvModule(in_dims, out_dims, 1, conv_cfg=cfg, norm_cfg=norm_cfg, act_cfg=None)
 
         def add_pooling(layer: nn.Module) -> nn.Module:
             if not sub_sample:
@@ -109,7 +106,7 @@ class NonLocalBlock(BaseModule):
             return nn.Identity() if mode == 'gaussian' else conv(in_channels, inner)
 
         self.g = add_pooling(conv(in_channels, inner))
-        self.conv_out = conv(inner, in_channels, norm_cfg=norm_cfg)
+        self.conv_out = conv(inner, in_channels, norm_cfg)
         self.theta, self.phi = embedding(), add_pooling(embedding())
         if mode == 'concatenation':
             # As in mmcv, a 2D convolution; only the two halves of its weight are used.
@@ -143,9 +140,10 @@ class NonLocalBlock(BaseModule):
         if x.dim() != self.dims + 2 or x.shape[1] != self.in_channels:
             sizes = ', '.join(['B', str(self.in_channels), *('L', 'HW', 'THW')[self.dims - 1]])
             raise ValueError(f'x must have shape ({sizes}), got {tuple(x.shape)}')
-        values = _tokens(self.g(x))  # [B, M, c]
-        queries = _tokens(self.theta(x))  # [B, N, c]
-        keys = _tokens(self.phi(x))  # [B, M, c]
+        # Tokens: queries [B, N, c], keys and values [B, M, c].
+        queries, keys, values = (
+            layer(x).flatten(2).transpose(1, 2) for layer in (self.theta, self.phi, self.g)
+        )
         if self.mode == 'concatenation':
             out = self._concatenation(queries, keys, values)
         elif self.mode == 'dot_product':
@@ -206,11 +204,6 @@ class NonLocalNeck(BaseModule):
         if len(inputs) != len(self.blocks):
             raise ValueError(f'in_channels has {len(self.blocks)} maps, got {len(inputs)}')
         return tuple(block(x) for block, x in zip(self.blocks, inputs))
-
-
-def _tokens(x: Tensor) -> Tensor:
-    """Flatten a map (B, C, ...) to tokens (B, N, C)."""
-    return x.flatten(2).transpose(1, 2)
 
 
 def _dot_product(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

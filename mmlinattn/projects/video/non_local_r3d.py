@@ -65,13 +65,11 @@ class NonLocalR3D(BaseModule):
         self.stem = whole.stem
         for i in range(max(out_indices) + 1):
             setattr(self, f'layer{i + 1}', getattr(whole, f'layer{i + 1}'))
-        self.non_local = nn.ModuleDict(
-            {
-                str(i): NonLocalBlock(CHANNELS[i], dims=3, **(non_local or {}))
-                for i in stages
-                if i <= max(out_indices)
-            }
-        )
+        self.non_local = nn.ModuleDict()
+        for i in stages:
+            if i <= max(out_indices):
+                block = NonLocalBlock(CHANNELS[i], dims=3, **(non_local or {}))
+                self.non_local[str(i)] = block
 
     def forward(self, clip: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
         x, outs = self.stem(clip), []

@@ -81,10 +81,7 @@ class VideoRecognizer(ImageClassifier):
         return super().loss(inputs, data_samples)
 
     def predict(
-        self,
-        inputs: Union[Tensor, Sequence[Tensor]],
-        data_samples: Optional[List] = None,
-        **kwargs,
+        self, inputs: Union[Tensor, Sequence[Tensor]], data_samples: Optional[List] = None, **kwargs
     ) -> List:
         """Return a data sample with ``pred_score`` and ``pred_label`` for each video."""
         logits = self.head(self.extract_feat(inputs)).unflatten(0, (len(inputs), -1))

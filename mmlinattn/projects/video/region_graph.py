@@ -1,5 +1,6 @@
 """Graphs of the regions of a video."""
 
+from functools import partial
 from typing import Optional, Sequence, Tuple, Union
 
 import torch
@@ -41,14 +42,11 @@ class RegionGraph(BaseModule):
 
     def __init__(self, channels: int, num_layers: int = 3, init_cfg: Optional[dict] = None) -> None:
         super().__init__(init_cfg)
-        num_layers = check_integer('num_layers', num_layers)
+        count, linear = check_integer('num_layers', num_layers), partial(nn.Linear, bias=False)
         self.channels = channels
-        self.query = nn.Linear(channels, channels, bias=False)
-        self.key = nn.Linear(channels, channels, bias=False)
-        self.layers = nn.ModuleList(
-            nn.Linear(channels, channels, bias=False) for _ in range(num_layers)
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(num_layers))
+        self.query, self.key = linear(channels, channels), linear(channels, channels)
+        self.layers = nn.ModuleList(linear(channels, channels) for _ in range(count))
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(count))
 
     def forward(self, regions: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         if regions.dim() != 3 or regions.shape[-1] != self.channels:
@@ -106,9 +104,7 @@ class RegionGraphNeck(BaseModule):
         super().__init__(init_cfg)
         if len(grid) != 2 or min(grid) < 1:
             raise ValueError(f'grid must be positive rows and columns, got {grid}')
-        self.in_channels = in_channels
-        self.grid = tuple(grid)
-        self.roi_size = roi_size
+        self.in_channels, self.grid, self.roi_size = in_channels, tuple(grid), roi_size
         self.reduce = nn.Linear(in_channels, out_channels)
         self.graph = RegionGraph(out_channels, num_layers)
 

@@ -97,10 +97,8 @@ def merge_groups(groups: Tensor, shape: Shape, step: str) -> Tensor:
     outer = [count for count, _ in counts]
     inner = [size // count for size, count in zip(shape, outer)]
     split = groups.unflatten(2, inner).unflatten(1, outer)  # [B, g, g, g, n, n, n, C]
-    order = [0] * 6
     group_dims, token_dims = _dims(counts)
-    for place, dim in enumerate([*group_dims, *token_dims], 1):
-        order[dim - 1] = place
+    order = [(group_dims + token_dims).index(dim) + 1 for dim in range(1, 7)]
     return split.permute(0, *order, -1).flatten(1, 6)
 
 

@@ -1,6 +1,6 @@
 """TimeSformer with any attention."""
 
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.logging import print_log
@@ -27,9 +27,9 @@ class ClipEmbed(ViTPatchEmbed):
         self, in_channels: int, embed_dims: int, *args, num_frames: Optional[int] = None, **kwargs
     ) -> None:
         super().__init__(in_channels, embed_dims, *args, **kwargs)
-        self.time_embed = (
-            None if num_frames is None else nn.Parameter(torch.zeros(1, num_frames, embed_dims))
-        )
+        self.time_embed = None
+        if num_frames is not None:
+            self.time_embed = nn.Parameter(torch.zeros(1, num_frames, embed_dims))
         self._frames_logged = False
         self._register_load_state_dict_pre_hook(self._resize_checkpoint_frames)
 
@@ -58,8 +58,8 @@ class ClipEmbed(ViTPatchEmbed):
         if not self._frames_logged and not torch.compiler.is_compiling():
             self._frames_logged = True
             print_log(
-                f'the time embedding of {time_embed.shape[1]} frames is resized to other '
-                f'clips, first to {frames} frames',
+                f'the time embedding of {time_embed.shape[1]} frames is resized to other clips, '
+                f'first to {frames} frames',
                 'current',
             )
         return resize_embedding(time_embed, frames)
@@ -154,9 +154,8 @@ class TimeSformer(ViT):
         out_type: str = 'cls_token',
         **kwargs,
     ) -> None:
-        num_frames = check_integer('num_frames', num_frames)
+        self.num_frames = check_integer('num_frames', num_frames)
         self.steps = resolve_scheme(scheme)
-        self.num_frames = num_frames
         # Without exchange between frames, each of them is an image of the batch.
         self.frames_apart = self.steps == ('space',)
         super().__init__(
@@ -221,12 +220,10 @@ class TimeSformer(ViT):
     def _inflate_image_weights(self, state_dict: dict, prefix: str, *_) -> None:
         """Add what the weights of an image model lack to those that are loaded."""
         first = f'{prefix}layers.0.norm1.weight'
-        missing: List[str] = [
-            name for name in self.state_dict() if name == 'embed.time_embed' or '.steps.' in name
-        ]
+        own = self.state_dict()
+        missing = [name for name in own if name == 'embed.time_embed' or '.steps.' in name]
         if first not in state_dict or any(f'{prefix}{name}' in state_dict for name in missing):
             return
-        own = self.state_dict()
         for name in missing:
             layer, _, rest = name.partition('.steps.')
             kind, _, parameter = rest.partition('.')[2].partition('.')

@@ -52,17 +52,13 @@ class LoadClip(BaseTransform):
         fps: Optional[float] = None,
         backend_args: Optional[dict] = None,
     ) -> None:
-        num_frames = check_integer('num_frames', num_frames)
-        interval = None if interval is None else check_integer('interval', interval)
+        self.num_frames = check_integer('num_frames', num_frames)
+        self.interval = None if interval is None else check_integer('interval', interval)
         if fps is not None and (interval is None or not fps > 0):
             raise ValueError(f'fps must be positive and needs an interval, got {fps=}, {interval=}')
         if place not in PLACES:
             raise ValueError(f'place must be one of {tuple(PLACES)}, got {place!r}')
-        self.num_frames = num_frames
-        self.interval = interval
-        self.place = place
-        self.fps = fps
-        self.backend_args = backend_args
+        self.place, self.fps, self.backend_args = place, fps, backend_args
         self._repeat_logged = False
 
     def transform(self, results: dict) -> dict:
@@ -140,11 +136,10 @@ class ResizeClip(BaseTransform):
         clip = results['img']
         height, width = clip.shape[1:3]
         short = self.low
-        if self.high > self.low:
-            if self.inverse:
-                short = round(1 / np.random.uniform(1 / self.high, 1 / self.low))
-            else:
-                short = round(np.random.uniform(self.low, self.high))
+        if self.high > self.low and self.inverse:
+            short = round(1 / np.random.uniform(1 / self.high, 1 / self.low))
+        elif self.high > self.low:
+            short = round(np.random.uniform(self.low, self.high))
         if short != min(height, width):
             ratio = short / min(height, width)
             size = (max(round(width * ratio), short), max(round(height * ratio), short))

@@ -4,10 +4,7 @@ A config registers them by ``custom_imports = dict(imports=['mmlinattn.projects.
 """
 
 from .frechet_distance import FrechetDistance, frechet_distance
-from .optim_constructor import (
-    AlternatingDistributedDataParallel,
-    GeneratorDiscriminatorConstructor,
-)
+from .optim_constructor import AlternatingDistributedDataParallel, GeneratorDiscriminatorConstructor
 from .perceptual_loss import VGGPerceptualLoss
 from .reconstruction_losses import adversarial_losses, logit_laplace_loss
 from .reconstruction_metric import ReconstructionMetric, psnr, ssim

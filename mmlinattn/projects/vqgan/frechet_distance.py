@@ -82,10 +82,8 @@ class FrechetDistance(BaseMetric):
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         images = torch.stack([s[name] for name in ('gt_img', 'pred_img') for s in data_samples])
         self.network.to(images.device)
-        real, fake = (
-            self.network(images)[0].double().cpu().numpy().reshape(2, len(data_samples), -1)
-        )
-        self.results.extend(zip(real, fake))
+        features = self.network(images)[0].double().cpu().numpy()
+        self.results.extend(zip(*features.reshape(2, len(data_samples), -1)))
 
     def compute_metrics(self, results: List[tuple]) -> Dict[str, float]:
         real, fake = map(np.stack, zip(*results))

@@ -44,11 +44,10 @@ class GeneratorDiscriminatorConstructor(DefaultOptimWrapperConstructor):
                 f'GeneratorDiscriminatorConstructor needs a model with a discriminator, '
                 f'{type(model).__name__} has none'
             )
-        rest = {name: part for name, part in parts.items() if name != DISCRIMINATOR}
-        wrappers = dict(generator=super().__call__(nn.ModuleDict(rest)))
-        if getattr(model, DISCRIMINATOR) is not None:
-            own = {DISCRIMINATOR: parts[DISCRIMINATOR]}
-            wrappers[DISCRIMINATOR] = super().__call__(nn.ModuleDict(own))
+        own = parts.pop(DISCRIMINATOR, None)
+        wrappers = dict(generator=super().__call__(nn.ModuleDict(parts)))
+        if own is not None:
+            wrappers[DISCRIMINATOR] = super().__call__(nn.ModuleDict({DISCRIMINATOR: own}))
         return OptimWrapperDict(**wrappers)
 
 

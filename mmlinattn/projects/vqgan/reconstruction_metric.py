@@ -1,6 +1,6 @@
 """PSNR, SSIM and use of the codebook of reconstructed images."""
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import torch
@@ -74,8 +74,7 @@ def ssim(image: Tensor, other: Tensor) -> float:
 class ReconstructionMetric(BaseMetric):
     """PSNR and SSIM of reconstructed images, and use of the codebook over the whole data set.
 
-    It scores the samples of :class:`ViTVQGAN`, with images rounded to
-    8 bits as in a file.
+    It scores the samples of :class:`ViTVQGAN`, with images rounded to 8 bits as in a file.
 
     Args:
         collect_device, prefix: see MMEngine's BaseMetric.
@@ -93,9 +92,6 @@ class ReconstructionMetric(BaseMetric):
     """
 
     default_prefix = 'reconstruction'
-
-    def __init__(self, collect_device: str = 'cpu', prefix: Optional[str] = None) -> None:
-        super().__init__(collect_device, prefix)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:

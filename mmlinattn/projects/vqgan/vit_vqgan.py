@@ -200,19 +200,17 @@ class ViTVQGAN(BaseModel):
         weights = self.loss_weights
         with no_autocast(image):
             losses = dict(
-                loss_vq=quantized.loss,
-                loss_l2=weights['l2'] * F.mse_loss(reconstruction, image),
-                loss_logit_laplace=weights['logit_laplace']
-                * logit_laplace_loss(reconstruction, image),
+                l2=F.mse_loss(reconstruction, image),
+                logit_laplace=logit_laplace_loss(reconstruction, image),
             )
         if self.perceptual is not None:
-            loss = self.perceptual(reconstruction, image)
-            losses['loss_perceptual'] = weights['perceptual'] * loss
+            losses['perceptual'] = self.perceptual(reconstruction, image)
         if self.discriminator is not None:
             with _frozen(self.discriminator):
                 fake = self.discriminator(reconstruction)
-            loss = adversarial_losses(fake, fake)[0]
-            losses['loss_adversarial'] = weights['adversarial'] * loss
+            losses['adversarial'] = adversarial_losses(fake, fake)[0]
+        losses = {f'loss_{name}': weights[name] * loss for name, loss in losses.items()}
+        losses = dict(loss_vq=quantized.loss, **losses)
         losses['perplexity'] = perplexity(quantized.codes.flatten().bincount()).float()
         return losses, reconstruction.detach()
 
