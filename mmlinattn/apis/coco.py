@@ -67,7 +67,8 @@ def coco_json(records: Sequence[dict], categories: Sequence[dict]) -> Dict[str, 
         records: one :func:`coco_record` per image.
         categories: see :func:`coco_categories`.
     """
-    images, annotations = [], []
+    images: List[dict] = []
+    annotations: List[dict] = []
     for index, record in enumerate(records, 1):
         image = {key: record[key] for key in ('file_name', 'height', 'width')}
         images.append(dict(id=index, **image))

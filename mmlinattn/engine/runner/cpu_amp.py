@@ -1,9 +1,9 @@
 """Mixed precision on the CPU, where MMEngine's own wrapper needs a GPU."""
 
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from operator import attrgetter
-from typing import Any, Iterator, Union
+from typing import Any, Iterator, Optional, Union
 
 import torch
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
@@ -71,11 +71,20 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         inner = unwrapped(model)
+        names = getattr(inner, 'amp_parts', ('backbone', 'neck'))
+        parts = [part for part in (_part(inner, name) for name in names) if part is not None]
         with OptimWrapper.optim_context(self, model), ExitStack() as stack:
-            for name in getattr(inner, 'amp_parts', ('backbone', 'neck')):
-                with suppress(AttributeError):  # the model has no such part, or None in its place
-                    stack.enter_context(_autocast(attrgetter(name)(inner), self.cast_dtype))
+            for part in parts:
+                stack.enter_context(_autocast(part, self.cast_dtype))
             yield
+
+
+def _part(model: nn.Module, name: str) -> Optional[nn.Module]:
+    """Return a module by its dotted name, or None."""
+    try:
+        return attrgetter(name)(model)
+    except AttributeError:
+        return None
 
 
 @contextmanager

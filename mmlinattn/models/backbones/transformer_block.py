@@ -102,12 +102,12 @@ class TransformerBlock(BaseModule):
             given = dict(coords=coords)
         if isinstance(hw_shape, PackedShapes):
             packed = hw_shape.with_extra_tokens(num_extra_tokens)
+        size: Any = (1, x.shape[1]) if packed else hw_shape
         if self.cpe is not None and (packed or num_extra_tokens):
-            size: Any = (1, x.shape[1]) if packed else hw_shape
             layout = TokenLayout(size, None, None, num_extra_tokens, False, packed)
             x = x + local_position(self.cpe, x, layout)
         elif self.cpe is not None:
-            x = add_depthwise(x, self.cpe, hw_shape)
+            x = add_depthwise(x, self.cpe, size)
         out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens, **given)
         x = add_branch(x, out, self.drop_path, self.gamma1, packed)
         hidden = self.norm2(x)
