@@ -1,6 +1,6 @@
 """Attention of one token, drawn over the input of the network."""
 
-from typing import List, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import cv2
 import numpy as np
@@ -16,14 +16,26 @@ from ..visualization.key_weights import key_weights, overlay, reach
 SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pixels
 
 
+class Attention(NamedTuple):
+    """Attention map of a token.
+
+    Attributes:
+        picture: (H, W, 3) uint8 RGB, the input of the network, see :func:`enlarged`.
+        text: description of the picture, with numbers.
+    """
+
+    picture: np.ndarray
+    text: str
+
+
 def attention_layers(model: BaseModel) -> List[str]:
     """Return the names of the attentions of a model that :func:`attention_of` draws.
 
     Those between object queries are left out, because object queries have no place in the image.
     """
-    inside = {m.attn for m in model.modules() if isinstance(m, LinearCrossAttention)}
-    if getattr(model, 'decoder', None) is not None:
-        inside.update(model.decoder.modules())
+    decoder = getattr(model, 'decoder', None)
+    inside = {*decoder.modules()} if decoder is not None else set()
+    inside |= {m.attn for m in model.modules() if isinstance(m, LinearCrossAttention)}
     return [
         name
         for name, module in model.named_modules()
@@ -32,8 +44,11 @@ def attention_layers(model: BaseModel) -> List[str]:
 
 
 def attention_of(
-    predictor: Predictor, image: np.ndarray, layer: str, pixel: Optional[Tuple[int, int]] = None
-) -> Tuple[np.ndarray, str]:
+    predictor: Predictor,
+    image: np.ndarray,
+    layer: str,
+    pixel: Optional[Tuple[int, int]] = None,
+) -> Attention:
     """Draw the weights of all keys for the token at a pixel, as the mean over the heads.
 
     Args:
@@ -41,10 +56,6 @@ def attention_of(
         image: (H, W, 3) uint8 BGR.
         layer: one of :func:`attention_layers`.
         pixel: (x, y) in the returned picture; its middle by default.
-
-    Returns:
-        picture (H, W, 3) uint8 RGB over the input of the network, see :func:`enlarged`, and a
-        description with numbers.
 
     Raises:
         ValueError: the pixel is outside of the picture, or the model reads the image in crops.
@@ -63,7 +74,8 @@ def attention_of(
     inputs = batch['inputs'][0].permute(1, 2, 0).numpy().astype(np.uint8)
     height, width = data['inputs'][0].shape[-2:]
     pad = (0, height - inputs.shape[0], 0, width - inputs.shape[1])
-    seen = enlarged(cv2.copyMakeBorder(inputs, *pad, cv2.BORDER_CONSTANT, value=(114,) * 3))
+    seen = cv2.copyMakeBorder(inputs, *pad, cv2.BORDER_CONSTANT, value=(114,) * 3)
+    seen = enlarged(seen)
     height, width = seen.shape[:2]
     x, y = pixel or (width // 2, height // 2)
     if not (0 <= x < width and 0 <= y < height):
@@ -79,7 +91,7 @@ def attention_of(
         f'{columns}. Red adds, blue takes away. Half of all weight is in '
         f'{100 * reach(weights):.1f}% of the keys; 50% would be uniform.'
     )
-    return picture, text
+    return Attention(picture, text)
 
 
 def enlarged(image: np.ndarray) -> np.ndarray:
