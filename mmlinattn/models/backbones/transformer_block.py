@@ -110,6 +110,7 @@ class TransformerBlock(BaseModule):
             x = add_depthwise(x, self.cpe, size)
         out = self.attn(self.norm1(x), hw_shape, num_extra_tokens=num_extra_tokens, **given)
         x = add_branch(x, out, self.drop_path, self.gamma1, packed)
-        hidden = self.norm2(x)
-        out = self.ffn(hidden, hw_shape, num_extra_tokens) if self.with_conv else self.ffn(hidden)
+        # No name keeps the normalised tokens: fresh memory costs as much as some layers.
+        conv_args = (hw_shape, num_extra_tokens) if self.with_conv else ()
+        out = self.ffn(self.norm2(x), *conv_args)
         return add_branch(x, out, self.drop_path, self.gamma2, packed)

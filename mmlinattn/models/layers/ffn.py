@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ...ops.common.packed import PackedShapes
 from .depthwise_conv import add_depthwise
 from .linear_projection import gelu_inplace_if_safe
 from .token_layout import HwShape, map_to_tokens, split_images, tokens_to_map
@@ -73,9 +74,13 @@ class MixFFN(BaseModule):
 
         The convolution skips the E extra tokens (class token, registers), which have no position.
         """
-        images = split_images(self.expand(x), hw_shape, num_extra_tokens)
-        mixed = [self._mix_map(*image, num_extra_tokens) for image in images]
-        return self.fc2(self.activate(mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)))
+        x = self.expand(x)
+        if isinstance(hw_shape, PackedShapes):
+            images = split_images(x, hw_shape, num_extra_tokens)
+            x = torch.cat([self._mix_map(*image, num_extra_tokens) for image in images], 1)
+        else:
+            x = self._mix_map(x, hw_shape, num_extra_tokens)
+        return self.fc2(self.activate(x))
 
     def expand(self, x: Tensor) -> Tensor:
         """Return the hidden channels of tokens (B, N, C) before the convolution."""
