@@ -25,7 +25,13 @@ SHARED = ('default_scope', 'env_cfg', 'log_level', 'find_unused_parameters')
 
 
 def phase_config(
-    cfg: Config, student: Config, phase: str, options: Options, teacher: str, start: str, paths: str
+    cfg: Config,
+    student: Config,
+    phase: str,
+    options: Options,
+    teacher: str,
+    start: str,
+    images: str,
 ) -> Config:
     """Return the config of phase A or B, which any runner of MMEngine trains.
 
@@ -34,7 +40,7 @@ def phase_config(
         phase: ``'a'`` or ``'b'``.
         options: options of the distillation.
         teacher, start: checkpoints of the teacher and of the student's first weights.
-        paths: JSON file, the list of the images.
+        images: JSON file, the list of the images.
     """
     iters = getattr(options, f'iters_{phase}')
     imports = list((cfg.get('custom_imports') or {}).get('imports', ()))
@@ -59,7 +65,7 @@ def phase_config(
             sampler=dict(type='InfiniteSampler', shuffle=True),
             dataset=dict(
                 type='UnlabelledImages',
-                ann_file=paths,
+                ann_file=images,
                 pipeline=image_pipeline(cfg, options.crop_size),
             ),
         ),

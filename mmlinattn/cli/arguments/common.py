@@ -12,7 +12,7 @@ DEVICE = 'cpu, cuda, cuda:1, ...; default: the GPU if there is one'
 
 
 def check_positive(parser: Parser, args: Namespace, *names: str, or_zero: bool = False) -> None:
-    """End with an error if an option is given and its number, or one of several, is not above 0."""
+    """End with an error if a number of a given option is not above 0, or with ``or_zero`` below."""
     must = 'not be negative' if or_zero else 'be positive'
     for name in names:
         value = getattr(args, name)

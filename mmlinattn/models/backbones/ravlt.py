@@ -37,7 +37,7 @@ RELEASED_ATTENTIONS = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
 STRIDE = 32
 # The attention's options are those of the released models: SoftmaxAttention and its subclasses take
 # them, RALA and MALA have them as defaults, and all other attentions keep their own defaults.
-RAVLTBlock = partial(TransformerBlock, ffn='residual_conv', rotary=True, lepe=5, gate='proj')
+_block = partial(TransformerBlock, ffn='residual_conv', rotary=True, lepe=5, gate='proj')
 
 
 @MODELS.register_module()
@@ -101,7 +101,7 @@ class RAVLT(HierarchicalBackbone):
             if i:
                 self.downsamples.append(_conv(dims[i - 1], dims[i], 2, norm_cfg, act=False))
             scale = self.arch['layer_scale_init'][i]
-            self.build_stage(i, RAVLTBlock, layer_scale_init=scale, cpe=cpe)
+            self.build_stage(i, _block, layer_scale_init=scale, cpe=cpe)
         self.finish(norm_eps=1e-6 if out_norm else None)
         self._register_load_state_dict_pre_hook(self.check_trained_attention)
 

@@ -24,7 +24,8 @@ class RecomputeContext(AbstractContextManager):
         self.backend = active_backend()
 
     def __enter__(self) -> None:
-        self.backend_context = use_backend(self.backend)
+        same = self.backend == active_backend()  # autograd has a thread for each device
+        self.backend_context = nullcontext() if same else use_backend(self.backend)
         self.backend_context.__enter__()
         self.saved_buffers = [dict(norm._buffers) for norm in self.norms]
         for norm in self.norms:

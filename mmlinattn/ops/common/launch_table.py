@@ -45,7 +45,8 @@ def find(
 ) -> Optional[Config]:
     """Return the configuration of a kernel for heads of ``dim`` channels, or None if it has none.
 
-    ``kernel`` is its name in the table, without dtype and anchors; 0 for one without anchors.
+    ``kernel`` is its name in the table, without dtype and anchors; ``num_anchors`` is 0 for a
+    kernel without anchors.
 
     Example:
         >>> find('sm_90', 'kv_state', torch.bfloat16, 64)[:3]

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmlinattn.models.backbones import RAVLT
-from mmlinattn.models.backbones.ravlt import ARCHITECTURES, RAVLTBlock
+from mmlinattn.models.backbones.ravlt import ARCHITECTURES, _block
 
 TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 LAYOUTS = {
@@ -119,7 +119,7 @@ def test_drop_path_rises_linearly_over_the_blocks():
 
 
 def test_block_equals_the_formula():
-    block = RAVLTBlock(8, 1, 3.5, 'SoftmaxAttention', layer_scale_init=1.0, cpe=True).double()
+    block = _block(8, 1, 3.5, 'SoftmaxAttention', layer_scale_init=1.0, cpe=True).double()
     for parameter in block.parameters():
         nn.init.normal_(parameter)
     for parameter in block.cpe.parameters():
