@@ -21,7 +21,7 @@ def test_config_without_model():
 
 @pytest.mark.parametrize('kind', ['Pretrained', PretrainedInit])
 def test_an_initial_model_reads_no_weights(kind):
-    pytest.importorskip('mmseg')
+    pytest.importorskip('mmseg', reason='the config is one of MMSegmentation')
     init = dict(type='Constant', layer='Conv2d', val=0.25)
     weights = dict(type=kind, checkpoint='nowhere.pth')
     backbone = dict(
@@ -39,7 +39,7 @@ def test_an_initial_model_reads_no_weights(kind):
 
 
 def test_class_names(root):
-    pytest.importorskip('mmdet')
+    pytest.importorskip('mmdet', reason='the config is one of MMDetection')
     coco = Config.fromfile(root / 'configs/smca/smca_r50_8xb2-50e_coco.py')
     assert class_names(coco, {}, 80)[17] == 'horse'
     shapes = Config.fromfile(root / 'configs/smca/smca_nano_shapes.py')

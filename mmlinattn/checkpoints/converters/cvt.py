@@ -4,7 +4,7 @@ from typing import Mapping
 
 from torch import Tensor
 
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyRule, fuse, rename
+from .key_mapping import BACKBONE, HF_LAYER_PARTS, OPENMMLAB, Converted, KeyRule, fuse, rename
 
 STAGE = BACKBONE + r'stage(\d)\.'
 BLOCK = STAGE + r'blocks\.(\d+)\.'
@@ -31,11 +31,7 @@ NAMES = (
     KeyRule(HF_CONVOLUTION + r'convolution\.', OURS + r'attn.conv_\3.conv.'),
     KeyRule(HF_CONVOLUTION + r'normalization\.', OURS + r'attn.conv_\3.bn.'),
     KeyRule(HF_BLOCK + r'attention\.attention\.in_proj\.', OURS + 'attn.in_proj.'),
-    KeyRule(HF_BLOCK + r'attention\.output\.dense\.', OURS + 'attn.proj.'),
-    KeyRule(HF_BLOCK + r'layernorm_before\.', OURS + 'norm1.'),
-    KeyRule(HF_BLOCK + r'layernorm_after\.', OURS + 'norm2.'),
-    KeyRule(HF_BLOCK + r'intermediate\.dense\.', OURS + 'ffn.fc1.'),
-    KeyRule(HF_BLOCK + r'output\.dense\.', OURS + 'ffn.fc2.'),
+    *(KeyRule(HF_BLOCK + theirs, OURS + ours) for theirs, ours in HF_LAYER_PARTS),
     KeyRule(r'layernorm\.', 'backbone.out_norms.2.'),
     KeyRule(r'classifier\.', 'head.fc.'),
     *OPENMMLAB,

@@ -61,6 +61,14 @@ OPENMMLAB = (
 # Projections in the files of transformers, of ViT and of SegFormer and Swin.
 HF_QKV = tuple(f'attention.{name}' for name in ('query', 'key', 'value'))
 HF_SELF_QKV = tuple(f'self.{name}' for name in ('query', 'key', 'value'))
+# Other parts of a layer in the files of transformers, and their names here.
+HF_LAYER_PARTS = (
+    (r'attention\.output\.dense\.', 'attn.proj.'),
+    (r'(?:layernorm_before|norm1)\.', 'norm1.'),
+    (r'(?:layernorm_after|norm2)\.', 'norm2.'),
+    (r'(?:intermediate\.dense|mlp\.fc1)\.', 'ffn.fc1.'),
+    (r'(?:output\.dense|mlp\.fc2)\.', 'ffn.fc2.'),
+)
 
 
 def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Converted:

@@ -8,7 +8,16 @@ from typing import Callable, Dict, List, Mapping
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, HF_SELF_QKV, OPENMMLAB, Converted, KeyRule, fuse, rename
+from .key_mapping import (
+    BACKBONE,
+    HF_LAYER_PARTS,
+    HF_SELF_QKV,
+    OPENMMLAB,
+    Converted,
+    KeyRule,
+    fuse,
+    rename,
+)
 
 RELEASED = BACKBONE + r'layers\.(\d)\.'
 HF = r'(?:swin\.)?'
@@ -59,11 +68,7 @@ def _rules(merge: Callable) -> List[KeyRule]:
         (r'attn\.positional_encoding$', 'attn.position.embedding'),
         (r'attention\.self\.in_proj\.', 'attn.in_proj.'),
         (r'attention\.self\.relative_position_bias_table$', 'attn.relative_bias'),
-        (r'attention\.output\.dense\.', 'attn.proj.'),
-        (r'layernorm_before\.', 'norm1.'),
-        (r'layernorm_after\.', 'norm2.'),
-        (r'intermediate\.dense\.', 'ffn.fc1.'),
-        (r'output\.dense\.', 'ffn.fc2.'),
+        *HF_LAYER_PARTS,
     ]
     return [
         KeyRule(r'.*(relative_position_index|attn_mask)$', None, reason='constants of windows'),

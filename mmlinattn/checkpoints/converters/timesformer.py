@@ -4,7 +4,7 @@ from typing import Mapping
 
 from torch import Tensor
 
-from .key_mapping import Converted, KeyRule, rename
+from .key_mapping import HF_LAYER_PARTS, Converted, KeyRule, rename
 
 LAYER = r'backbone.layers.\1.'
 STEP = LAYER + 'steps.0.'
@@ -52,15 +52,11 @@ TRANSFORMERS = (
     KeyRule(HF + r'embeddings\.time_embeddings$', 'backbone.embed.time_embed'),
     KeyRule(HF + r'embeddings\.patch_embeddings\.projection\.', 'backbone.embed.proj.'),
     KeyRule(HF_LAYER + r'attention\.attention\.qkv\.', LAYER + 'attn.in_proj.'),
-    KeyRule(HF_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
     KeyRule(HF_LAYER + r'temporal_attention\.attention\.qkv\.', STEP + 'attn.in_proj.'),
     KeyRule(HF_LAYER + r'temporal_attention\.output\.dense\.', STEP + 'attn.proj.'),
     KeyRule(HF_LAYER + r'temporal_layernorm\.', STEP + 'norm.'),
     KeyRule(HF_LAYER + r'temporal_dense\.', STEP + 'fc.'),
-    KeyRule(HF_LAYER + r'layernorm_before\.', LAYER + 'norm1.'),
-    KeyRule(HF_LAYER + r'layernorm_after\.', LAYER + 'norm2.'),
-    KeyRule(HF_LAYER + r'intermediate\.dense\.', LAYER + 'ffn.fc1.'),
-    KeyRule(HF_LAYER + r'output\.dense\.', LAYER + 'ffn.fc2.'),
+    *(KeyRule(HF_LAYER + theirs, LAYER + ours) for theirs, ours in HF_LAYER_PARTS),
     KeyRule(HF + r'layernorm\.', 'backbone.norm.'),
     KeyRule(r'classifier\.', 'head.fc.'),
 )

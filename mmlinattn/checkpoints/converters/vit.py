@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, HF_QKV, OPENMMLAB, Converted, KeyRule, fuse, rename
+from .key_mapping import (
+    BACKBONE,
+    HF_LAYER_PARTS,
+    HF_QKV,
+    OPENMMLAB,
+    Converted,
+    KeyRule,
+    fuse,
+    rename,
+)
 
 TIMM = BACKBONE + r'blocks\.(\d+)\.'
 MM_LAYER = BACKBONE + r'layers\.(\d+)\.'
@@ -58,11 +67,7 @@ NAMES = (
     KeyRule(HF_EMBEDDING + r'position_embeddings$', 'backbone.embed.pos_embed'),
     KeyRule(HF_EMBEDDING + r'patch_embeddings\.projection\.', 'backbone.embed.proj.'),
     KeyRule(HF_LAYER + r'attention\.attention\.in_proj\.', LAYER + 'attn.in_proj.'),
-    KeyRule(HF_LAYER + r'attention\.output\.dense\.', LAYER + 'attn.proj.'),
-    KeyRule(HF_LAYER + r'(?:layernorm_before|norm1)\.', LAYER + 'norm1.'),
-    KeyRule(HF_LAYER + r'(?:layernorm_after|norm2)\.', LAYER + 'norm2.'),
-    KeyRule(HF_LAYER + r'(?:intermediate\.dense|mlp\.fc1)\.', LAYER + 'ffn.fc1.'),
-    KeyRule(HF_LAYER + r'(?:output\.dense|mlp\.fc2)\.', LAYER + 'ffn.fc2.'),
+    *(KeyRule(HF_LAYER + theirs, LAYER + ours) for theirs, ours in HF_LAYER_PARTS),
     KeyRule(HF_LAYER + r'layer_scale([12])\.lambda1$', LAYER + r'gamma\2'),
     KeyRule(HF + r'layernorm\.', 'backbone.norm.'),
     KeyRule(r'(?:cls_)?classifier\.', 'head.fc.'),

@@ -12,7 +12,7 @@ DEVICE = 'cpu, cuda, cuda:1, ...; default: the GPU if there is one'
 
 
 def check_positive(parser: Parser, args: Namespace, *names: str, or_zero: bool = False) -> None:
-    """End with an error if a number of a given option is not above 0, or with ``or_zero`` below."""
+    """End with an error unless all given numbers are above 0, or at least 0 with ``or_zero``."""
     must = 'not be negative' if or_zero else 'be positive'
     for name in names:
         value = getattr(args, name)

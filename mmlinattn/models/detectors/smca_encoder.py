@@ -1,12 +1,13 @@
 """Encoder of DETR with any attention of this package."""
 
-from typing import Any, Optional
+from typing import Optional
 
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor, nn
 
 from ..layers import AttnCfg, build_attention, expand_attn_cfg
+from ..layers.token_layout import HwShape
 
 
 class DETRFFN(FFN):
@@ -54,9 +55,15 @@ class SMCAEncoderLayer(BaseModule):
         self.ffn = DETRFFN(embed_dims, feedforward_channels, ffn_drop=dropout)
         self.norms = ModuleList(nn.LayerNorm(embed_dims) for _ in range(2))
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Encode tokens x (B, N, C); further arguments as in :class:`BaseAttention`."""
-        x = self.norms[0](x + self.self_attn(x, *args, **kwargs))
+    def forward(
+        self,
+        x: Tensor,
+        hw_shape: HwShape,
+        query_pos: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Encode tokens x (B, N, C); arguments as in :class:`BaseAttention`."""
+        x = self.norms[0](x + self.self_attn(x, hw_shape, query_pos, key_padding_mask))
         return self.norms[1](self.ffn(x))
 
 
@@ -86,8 +93,14 @@ class SMCAEncoder(BaseModule):
         )
         self.embed_dims = self.layers[0].embed_dims
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Encode tokens x (B, N, C); further arguments as in :class:`BaseAttention`."""
+    def forward(
+        self,
+        x: Tensor,
+        hw_shape: HwShape,
+        query_pos: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Encode tokens x (B, N, C); arguments as in :class:`BaseAttention`."""
         for layer in self.layers:
-            x = layer(x, *args, **kwargs)
+            x = layer(x, hw_shape, query_pos, key_padding_mask)
         return x

@@ -162,8 +162,8 @@ def active_backend() -> str:
 def use_backend(backend: str) -> Iterator[None]:
     """Set the backend of every operator that is called with ``backend='auto'`` in the block.
 
-    The setting belongs to the process: blocks of several threads or tasks must not overlap, which
-    pass ``backend`` to each call instead. A backward pass uses the backend of its forward pass.
+    The setting belongs to the process. Blocks in different threads or tasks must not overlap: pass
+    ``backend`` to each call there. A backward pass uses the backend of its forward pass.
 
     Raises:
         ValueError: it is none of ``'auto'``, ``'reference'``, ``'torch'`` and ``'triton'``.

@@ -131,7 +131,9 @@ def test_block_equals_the_formula():
 
     expected = x + block.cpe(x.mT.reshape(1, 8, 2, 3)).flatten(2).mT
     expected = expected + block.gamma1 * block.attn(normed(expected, block.norm1), (2, 3))
-    expected = expected + block.gamma2 * block.ffn(normed(expected, block.norm2), (2, 3))
+    hidden = F.gelu(block.ffn.fc1(normed(expected, block.norm2)))
+    hidden = hidden + block.ffn.dwconv(hidden.mT.reshape(1, 28, 2, 3)).flatten(2).mT
+    expected = expected + block.gamma2 * block.ffn.fc2(hidden)
     torch.testing.assert_close(block(x, (2, 3)), expected)
 
 
