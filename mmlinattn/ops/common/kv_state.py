@@ -122,7 +122,7 @@ class KVStateLaunches:
         self.scored = constants['SCORED']
         self.launch = key.over_tokens(
             name, _kv_state_kernel, k, (*k.strides, *key.strides[2]), width,
-            after=(query_splits, k.dim**-0.5), summed=True, **constants,
+            after=(query_splits, k.dim**-0.5), **constants,
         )  # fmt: skip
         size, splits = padded(k.dim), self.launch.splits
         self.per_head = (k.batch, k.heads)

@@ -12,9 +12,6 @@ from .launch_table import Config
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_DIM, MAX_DIM = 16, 128
-# Up to so many blocks a head is one chunk where another launch would sum chunks: the host, which
-# small inputs wait for, takes longer for a launch than the device for the blocks.
-ONE_CHUNK = 16
 
 
 def architecture(device: Any) -> str:
@@ -23,14 +20,11 @@ def architecture(device: Any) -> str:
     return 'sm_90' if device.shared_memory_per_block_optin >= 227 * 1024 else 'sm_80'
 
 
-def split_tokens(
-    name: str, x: 'Tokens', num_anchors: int = 0, summed: bool = False
-) -> Tuple[Config, int, int]:
+def split_tokens(name: str, x: 'Tokens', num_anchors: int = 0) -> Tuple[Config, int, int]:
     """Return the configuration of a kernel, the tokens of a program, and the programs of a head.
 
     The programs that fit on the device share the tokens, at least four blocks each, because each
-    writes its sums, which another launch adds if they are ``summed``. In the interpreter it is two
-    blocks, so that tests see several chunks.
+    writes its sums. In the interpreter it is two blocks, so that tests see several chunks.
     """
     if x.device_index is None:
         config = launch_table.INTERPRETED
@@ -42,8 +36,6 @@ def split_tokens(
         config = found
         programs = _programs(config, device) * device.multi_processor_count
         programs = max(1, programs // (x.batch * x.heads))
-        if summed and x.num_tokens <= ONE_CHUNK * config.block:
-            programs = 1
         chunk = config.block * max(4, -(-x.num_tokens // (programs * config.block)))
     return config, chunk, -(-x.num_tokens // chunk)
 
@@ -119,7 +111,7 @@ class CallKey(NamedTuple):
 
     def over_tokens(
         self, name: str, kernel: Any, x: Tokens, strides: Sequence[int], *sizes: float,
-        after: Sequence[float] = (), num_anchors: int = 0, summed: bool = False, **constants: Any,
+        after: Sequence[float] = (), num_anchors: int = 0, **constants: Any,
     ) -> Launch:  # fmt: skip
         """Return the launch of one program per head and chunk of the tokens ``x``.
 
@@ -127,7 +119,7 @@ class CallKey(NamedTuple):
         the tokens of a chunk, and ``after``. ``constants`` are its ``constexpr`` parameters besides
         D, BD and BN.
         """
-        config, chunk, splits = split_tokens(name, x, num_anchors, summed)
+        config, chunk, splits = split_tokens(name, x, num_anchors)
         constants.update(D=x.dim, BD=padded(x.dim), BN=config.block)
         arguments = (*strides, x.heads, x.num_tokens, *sizes, chunk, *after)
         grid = x.batch * x.heads, splits

@@ -435,7 +435,7 @@ class _BackwardLaunches(_Launches):
                 name, _query_backward_kernel, q, (*q.strides, *key.strides[6], *token_strides(q)),
                 options.width, after=(self.keys.splits, options.eps, self.scale, root),
                 **self.constants, HAS_MASK=self.has_query_mask, SCORED=self.scored,
-                OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes, summed=adds,
+                OF_MEAN=options.mean_normaliser, SUM=adds, WRITE=writes,
             )  # fmt: skip
 
         name = 'rala_query_sums' if self.scored else f'{self.prefix}query_backward'

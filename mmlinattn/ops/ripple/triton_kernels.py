@@ -445,7 +445,7 @@ class _BackwardLaunches(_Launches):
         self.keys = self.over_tiles('ripple_key_backward', _key_backward_kernel, strides)
         self.far = key.over_tokens(
             'ripple_far_backward', _far_backward_kernel, q, (*q.strides, *weights, *grad),
-            *self.sizes[2:], summed=True, **self.constants,
+            *self.sizes[2:], **self.constants,
         )  # fmt: skip
         self.add_sums = sum_of_chunks(q.batch * q.heads, self.far.splits, self.bd + 1, self.bd)
 
