@@ -54,7 +54,7 @@ class Model:
 
 RWGKA = dict(attn_cfg=dict(type='RWGKA', num_anchors=64))
 RALA = dict(attn_cfg='RALA')
-# Weights of SegFormer load into it.
+# Without gate and local position, so that weights of SegFormer load.
 PLAIN_RALA = dict(attn_cfg=dict(type='RALA', gate=None, lepe=0))
 RAVLT = Model('ravlt/mask-rcnn_ravlt-s_fpn_1x_coco.py')
 TINY = {
@@ -77,14 +77,14 @@ def models(session: Session, released: Optional[Path] = None) -> Dict[str, Model
         name = f'SegFormer-{arch.upper()}'
         found[f'{name} with its own attention, {at}'] = ours
         found[f'{name} RWGKA, {at}'] = replace(ours, backbone=RWGKA)
-        found[f'{name} RALA, {at}'] = replace(ours, backbone=PLAIN_RALA)
+        found[f'{name} RALA without gate, {at}'] = replace(ours, backbone=PLAIN_RALA)
         found[f'{name} of MMSegmentation, {at}'] = replace(ours, config=f'mmseg::{file}')
         if arch == 'b0' and batch == 4:
             found['Mask R-CNN RAVLT-S, RALA in all stages'] = replace(RAVLT, backbone=RALA)
             resnet = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
             found['Mask R-CNN ResNet-50'] = Model(resnet)
             if released:
-                found['Mask R-CNN RAVLT-S, released'] = replace(RAVLT, released=released)
+                found['Mask R-CNN RAVLT-S, released backbone'] = replace(RAVLT, released=released)
     for name in ('smca', 'smca-la', 'smca-ripple'):
         found[f'{name.upper()} ResNet-50'] = Model(f'smca/{name}_r50_8xb2-50e_coco.py')
     return found

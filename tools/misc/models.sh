@@ -14,9 +14,10 @@ for name in mask-rcnn_ravlt-nano-linear_nuclei semantic-fpn_ravlt-nano-linear_nu
     }
     if [[ $name == mask-rcnn* ]]; then
         options+=({val,test}_evaluator.ann_file=data/nuclei/annotations/val.json)
-        # Then by area, at half the rate.
+        # The second training draws images by their area, at half the learning rate.
         train "$folder/first"
-        train "$folder" load_from="$folder/first/iter_8000.pth" train_cfg.max_iters=6000 \
+        folder+=/second
+        train "$folder" load_from="${folder%/*}/first/iter_8000.pth" train_cfg.max_iters=6000 \
             param_scheduler.0.{total_steps=6000,eta_max=4e-4} optim_wrapper.optimizer.lr=4e-4 \
             train_dataloader.sampler.{_delete_=True,type=AreaSampler}
     else

@@ -127,7 +127,7 @@ def store_rows(base, x, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
 def load_angles(axes, rows, pairs, N, width, COUNT: tl.constexpr):
     """Load cosines and sines (R, pairs) of tokens ``rows`` from the tables of ``Rotary.axes``.
 
-    The tables have COUNT angles per row and column. They stay in the L1 cache; tables of all tokens
+    The tables have COUNT angles per row and column. They stay in the L2 cache; tables of all tokens
     would be read from memory.
     """
     height = N // width
