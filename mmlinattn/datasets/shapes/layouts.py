@@ -64,8 +64,11 @@ def _write_images(
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(workers, context, _prepare_worker)
+    # A signal that ends the process while it hands out a task may leave a lock of the pool taken,
+    # and shutdown then waits forever: few tasks of many images, handed out in milliseconds.
+    chunk = max(1, len(jobs) // (16 * workers))
     try:
-        return list(progress(pool.map(write, jobs)))
+        return list(progress(pool.map(write, jobs, chunksize=chunk)))
     finally:
         pool.shutdown(cancel_futures=True)
 
