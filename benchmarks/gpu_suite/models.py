@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from ..baselines.released_ravlt import released_ravlt
+from ..cases.backbones import MIT_ATTENTIONS
 from ..jobs import Jobs, NeedsMore, Row, Session
 from ..machine import ROOT
 from ..measure import wall
@@ -52,10 +52,7 @@ class Model:
         return model
 
 
-RWGKA = dict(attn_cfg=dict(type='RWGKA', num_anchors=64))
-RALA = dict(attn_cfg='RALA')
-# Without gate and local position, so that weights of SegFormer load.
-PLAIN_RALA = dict(attn_cfg=dict(type='RALA', gate=None, lepe=0))
+RWGKA, RALA = (dict(attn_cfg=MIT_ATTENTIONS[name]) for name in ('RWGKA', 'RALA'))
 RAVLT = Model('ravlt/mask-rcnn_ravlt-s_fpn_1x_coco.py')
 TINY = {
     'Faster R-CNN RAVLT-nano': Model('ravlt/faster-rcnn_ravlt-nano_bccd.py', (64, 96), 1),
@@ -63,31 +60,37 @@ TINY = {
 }
 
 
-def models(session: Session, released: Optional[Path] = None) -> Dict[str, Model]:
-    """Return all models by name, the most valuable first."""
-    if session.tiny:
-        return TINY
-    found = {
-        'Mask R-CNN RAVLT-S': RAVLT,
-        'Mask R-CNN Swin-T': Model('mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'),
-    }
-    for arch, (hw_shape, batch) in product(('b0', 'b2'), (((1024, 1024), 8), ((1024, 2048), 4))):
+def _segformers(arch: str) -> Dict[str, Model]:
+    found = {}
+    for hw_shape, batch in (((1024, 1024), 8), ((1024, 2048), 4)):
         file = f'segformer/segformer_mit-{arch}_8xb1-160k_cityscapes-1024x1024.py'
         ours, at = Model(file, hw_shape, batch), '{}x{}'.format(*hw_shape)
         name = f'SegFormer-{arch.upper()}'
         found[f'{name} with its own attention, {at}'] = ours
         found[f'{name} RWGKA, {at}'] = replace(ours, backbone=RWGKA)
-        found[f'{name} RALA without gate, {at}'] = replace(ours, backbone=PLAIN_RALA)
+        found[f'{name} RALA without gate, {at}'] = replace(ours, backbone=RALA)
         found[f'{name} of MMSegmentation, {at}'] = replace(ours, config=f'mmseg::{file}')
-        if arch == 'b0' and batch == 4:
-            found['Mask R-CNN RAVLT-S, RALA in all stages'] = replace(RAVLT, backbone=RALA)
-            resnet = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
-            found['Mask R-CNN ResNet-50'] = Model(resnet)
-            if released:
-                found['Mask R-CNN RAVLT-S, released backbone'] = replace(RAVLT, released=released)
-    for name in ('smca', 'smca-la', 'smca-ripple'):
-        found[f'{name.upper()} ResNet-50'] = Model(f'smca/{name}_r50_8xb2-50e_coco.py')
     return found
+
+
+def models(session: Session, released: Optional[Path] = None) -> Dict[str, Model]:
+    """Return all models by name, the most valuable first."""
+    if session.tiny:
+        return TINY
+    linear, name = dict(attn_cfg='RALA'), 'Mask R-CNN RAVLT-S'
+    return {
+        name: RAVLT,
+        'Mask R-CNN Swin-T': Model('mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'),
+        **_segformers('b0'),
+        f'{name}, RALA in all stages': replace(RAVLT, backbone=linear),
+        'Mask R-CNN ResNet-50': Model('mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'),
+        **({f'{name}, released backbone': replace(RAVLT, released=released)} if released else {}),
+        **_segformers('b2'),
+        **{
+            f'{kind.upper()} ResNet-50': Model(f'smca/{kind}_r50_8xb2-50e_coco.py')
+            for kind in ('smca', 'smca-la', 'smca-ripple')
+        },
+    }
 
 
 def timings(session: Session, released: Optional[Path] = None) -> Jobs:
