@@ -10,14 +10,6 @@ from .read import load_state_dict, read_checkpoint
 from .write import save_checkpoint
 
 __all__ = [
-    'CheckpointError',
-    'check_complete',
-    'check_fits',
-    'compare',
-    'load_checkpoint',
-    'load_state_dict',
-    'non_finite',
-    'package_weights',
-    'read_checkpoint',
-    'save_checkpoint',
-]
+    'CheckpointError', 'check_complete', 'check_fits', 'compare', 'load_checkpoint',
+    'load_state_dict', 'non_finite', 'package_weights', 'read_checkpoint', 'save_checkpoint',
+]  # fmt: skip

@@ -9,20 +9,7 @@ from .file_metadata import FileMetadata
 from .formats import FORMATS, FormatError
 
 __all__ = [
-    'FORMATS',
-    'Export',
-    'ExportResult',
-    'ExportSettings',
-    'ExportedFile',
-    'ExportedModel',
-    'FileError',
-    'FileMetadata',
-    'FormatError',
-    'NotDeployable',
-    'check_classes',
-    'export',
-    'is_exported',
-    'load_exported',
-    'sample_image',
-    'use_exported',
-]
+    'FORMATS', 'Export', 'ExportResult', 'ExportSettings', 'ExportedFile', 'ExportedModel',
+    'FileError', 'FileMetadata', 'FormatError', 'NotDeployable', 'check_classes', 'export',
+    'is_exported', 'load_exported', 'sample_image', 'use_exported',
+]  # fmt: skip

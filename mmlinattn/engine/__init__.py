@@ -12,15 +12,7 @@ from .model import build_model, load_model
 from .runner.cpu_amp import CPUAmpOptimWrapper
 
 __all__ = [
-    'AtomicCheckpointHook',
-    'CPUAmpOptimWrapper',
-    'ExactResumeHook',
-    'LayerDecayOptimWrapperConstructor',
-    'ModelEMAHook',
-    'PreemptionHook',
-    'ReportHook',
-    'RippleWeightsHook',
-    'build_model',
-    'load_model',
-    'seed_everything',
-]
+    'AtomicCheckpointHook', 'CPUAmpOptimWrapper', 'ExactResumeHook',
+    'LayerDecayOptimWrapperConstructor', 'ModelEMAHook', 'PreemptionHook', 'ReportHook',
+    'RippleWeightsHook', 'build_model', 'load_model', 'seed_everything',
+]  # fmt: skip

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..checkpoints import load_checkpoint
 from ..models.layers import optimize_for_cpu
-from .pretrained import remove_pretrained
+from ..utils.pretrained import remove_pretrained
 
 
 def build_model(cfg: Union[str, Path, Config]) -> nn.Module:

@@ -7,10 +7,5 @@ from .student import plan_student
 from .swap import swap_weights
 
 __all__ = [
-    'Distiller',
-    'Linearizer',
-    'Options',
-    'distilled_attentions',
-    'plan_student',
-    'swap_weights',
-]
+    'Distiller', 'Linearizer', 'Options', 'distilled_attentions', 'plan_student', 'swap_weights',
+]  # fmt: skip

@@ -12,9 +12,9 @@ from ..checkpoints import read_checkpoint
 from ..engine.hooks.checkpoint_hook import LAST
 from ..engine.model import preprocessor_of
 from ..engine.preflight.weights import check_weights
-from ..engine.pretrained import remove_pretrained
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training
+from ..utils.pretrained import remove_pretrained
 from .images import image_pipeline
 from .options import Options
 

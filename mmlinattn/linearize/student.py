@@ -7,11 +7,11 @@ from mmengine.config import Config
 from torch import nn
 
 from ..engine.model import build_model
-from ..engine.pretrained import remove_pretrained
 from ..models.backbones.base import Backbone
 from ..models.layers import AttnCfg, expand_attn_cfg
 from ..models.layers.base import BaseAttention
 from ..models.layers.build import find_attention, registered_subclasses
+from ..utils.pretrained import remove_pretrained
 from .parts import Part, options_of, parts_of
 
 # Attentions whose weights are a softmax over keys, with their subclasses.

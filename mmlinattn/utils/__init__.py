@@ -14,18 +14,7 @@ from .redact import has_user, redacted
 from .regular_files import outside_reason
 
 __all__ = [
-    'WriteError',
-    'atomic_write',
-    'check_integer',
-    'check_number',
-    'check_writable',
-    'dicts',
-    'has_user',
-    'key_of',
-    'nodes',
-    'outside_reason',
-    'redacted',
-    'staged_folder',
-    'write_json',
+    'WriteError', 'atomic_write', 'check_integer', 'check_number', 'check_writable', 'dicts',
+    'has_user', 'key_of', 'nodes', 'outside_reason', 'redacted', 'staged_folder', 'write_json',
     'write_text',
-]
+]  # fmt: skip

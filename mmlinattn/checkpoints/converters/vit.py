@@ -129,7 +129,4 @@ def convert_convit(state_dict: Mapping[str, Tensor]) -> Converted:
     ``cls_token_from`` the first of these.
     """
     tensors, left_out = rename(fuse(state_dict, ('attn.qk', 'attn.v'), 'attn.in_proj'), CONVIT)
-    if POSITIONS in tensors:
-        side = math.isqrt(tensors[POSITIONS].shape[1])
-        tensors['backbone.embed.pos_grid'] = torch.tensor((side, side))
-    return tensors, left_out
+    return convert_positions(tensors), left_out

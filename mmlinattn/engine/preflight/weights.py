@@ -8,10 +8,9 @@ from torch import nn
 from ...checkpoints import CheckpointError, check_complete, check_fits, read_checkpoint
 from ...checkpoints.compare import HEADS
 from ...utils.messages import log_warning
-from ...utils.pretrained import pretrained_inits
+from ...utils.pretrained import pretrained_inits, without_pretrained
 from ..config_files import pretraining_config
 from ..model import unwrapped
-from ..pretrained import without_pretrained
 from ..runner.runner import PluginRunner
 from .classes import check_same_classes, class_folders
 from .data import DataError, dataset_configs, lazy_dataset
