@@ -75,8 +75,11 @@ class InstanceMaps(BaseDataset):
 class LoadInstanceMap:
     """Draw the map of :class:`InstanceMaps`: 0 background, 1 interior, 2 border.
 
+    The map has the size of the image file, as one from ``LoadAnnotations``: resizing that comes
+    before resizes the image alone, as in a test, that after it both.
+
     Required keys:
-        ``img``, ``masks``, ``seg_fields``.
+        ``ori_shape``, ``masks``, ``seg_fields``.
 
     Added keys:
         ``gt_seg_map``, (H, W) uint8.
@@ -87,14 +90,14 @@ class LoadInstanceMap:
 
     Example:
         >>> square = [[4, 4, 12, 4, 12, 12, 4, 12]]
-        >>> sample = dict(img=np.zeros((16, 16, 3)), masks=[square], seg_fields=[])
+        >>> sample = dict(ori_shape=(16, 16), masks=[square], seg_fields=[])
         >>> np.bincount(LoadInstanceMap()(sample)['gt_seg_map'].flat).tolist()
         [156, 36, 64]
     """
 
     def __call__(self, results: dict) -> dict:
         """Add the map to a sample."""
-        height, width = results['img'].shape[:2]
+        height, width = results['ori_shape']
         try:
             instances = [_decode(mask, height, width) for mask in results['masks']]
         except Exception as error:  # of pycocotools

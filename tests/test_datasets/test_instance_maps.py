@@ -18,7 +18,7 @@ def rle(mask):
 
 
 def draw(*masks, shape=(12, 14)):
-    sample = dict(img=np.zeros((*shape, 3)), masks=list(masks), seg_fields=[])
+    sample = dict(ori_shape=shape, masks=list(masks), seg_fields=[])
     return LoadInstanceMap()(sample)['gt_seg_map']
 
 
@@ -75,7 +75,7 @@ def test_images_without_instances_and_annotations_without_masks(tmp_path):
 
 @pytest.mark.parametrize('mask', [rle(np.ones((4, 5))), [[1, 2]]])
 def test_masks_that_do_not_fit_name_the_image(mask):
-    sample = dict(img=np.zeros((4, 4, 3)), masks=[mask], seg_fields=[], img_path='b.jpg')
+    sample = dict(ori_shape=(4, 4), masks=[mask], seg_fields=[], img_path='b.jpg')
     with pytest.raises(ValueError, match='b.jpg of 4 x 4 pixels has a mask that does not fit'):
         LoadInstanceMap()(sample)
 
@@ -95,6 +95,19 @@ def test_the_images_in_the_repository(root, monkeypatch, name, count):
     assert not names[0] & names[1]
     sample = train[0]
     assert sample['inputs'].shape[0] == 3 and max(sample['inputs'].shape[1:]) <= 256
+
+
+def test_doubled_images_are_scored_at_their_own_size(root, monkeypatch):
+    monkeypatch.chdir(root)
+    cfg = Config.fromfile(root / 'configs/nuclei/semantic-fpn_ravlt-nano-linear_nuclei.py')
+    init_default_scope(cfg.default_scope)
+    sample = DATASETS.build(cfg.val_dataloader.dataset)[0]
+    truth = sample['data_samples'].gt_sem_seg.data
+    assert [*sample['inputs'].shape[1:]] == [2 * side for side in truth.shape[1:]]
+    train = DATASETS.build(cfg.train_dataloader.dataset)
+    for i in range(4):
+        sample = train[i]
+        assert sample['inputs'].shape[1:] == sample['data_samples'].gt_sem_seg.data.shape[1:]
 
 
 def test_draws_in_proportion_to_the_area(tmp_path, monkeypatch):

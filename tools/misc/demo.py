@@ -25,13 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SEGMENTOR = 'configs/nuclei/semantic-fpn_ravlt-nano-linear_nuclei.py'
 DETECTOR = 'configs/nuclei/mask-rcnn_ravlt-nano-linear_nuclei.py'
 NAMES = {'Mask R-CNN': DETECTOR, 'Semantic FPN': SEGMENTOR}
-ITERATIONS, RATE = 120, 2e-4
+# Images of the segmentor are doubled, and a step takes twice as long.
+ITERATIONS, RATE = {DETECTOR: 120, SEGMENTOR: 60}, 2e-4
 # Name, config, MMEngine's name, unit, minimum of the shipped weights and after the fine-tuning:
 # below the usual score, because machines differ.
 SCORES = [
     ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, 0.70, 0.70),
     ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.70, 0.70),
-    ('IoU of interiors', SEGMENTOR, 'class/IoU_interior', 0.01, 0.74, 0.74),
+    ('IoU of interiors', SEGMENTOR, 'class/IoU_interior', 0.01, 0.76, 0.76),
 ]
 # Remaining time in MMEngine's training log, by iterations or epochs.
 ETA = re.compile(r'\(train\) .* eta: (\d+):(\d\d):(\d\d) ')
@@ -106,7 +107,7 @@ def train(config: str, work_dir: Path, weights: str) -> List[str]:
     """Return the command of a short training from these weights."""
     lengths = ['train_cfg.max_iters', 'train_cfg.val_interval']
     lengths += ['param_scheduler.0.total_steps', 'default_hooks.checkpoint.interval']
-    options = dict.fromkeys(lengths, ITERATIONS)
+    options = dict.fromkeys(lengths, ITERATIONS[config])
     options |= {'optim_wrapper.optimizer.lr': RATE, 'param_scheduler.0.eta_max': RATE}
     command = ['tools/train.py', config, '--amp', '--work-dir', str(work_dir), '--cfg-options']
     return [*command, f'load_from={weights}', *(f'{key}={of}' for key, of in options.items())]

@@ -9,19 +9,27 @@ python=$1
 for name in mask-rcnn_ravlt-nano-linear_nuclei semantic-fpn_ravlt-nano-linear_nuclei; do
     folder=work_dirs/models/$name
     options=({train,val,test}_dataloader.dataset.data_root=data/nuclei/)
-    train() {  # FOLDER [OPTION ...]
-        "$python" -m mmlinattn train "$name" --amp --work-dir "$1" --resume --cfg-options "${options[@]}" "${@:2}"
+    train() {  # CONFIG FOLDER [OPTION ...]
+        "$python" -m mmlinattn train "$1" --amp --work-dir "$2" --resume --cfg-options "${options[@]}" "${@:3}"
     }
     if [[ $name == mask-rcnn* ]]; then
         options+=({val,test}_evaluator.ann_file=data/nuclei/annotations/val.json)
         # The second training draws images by their area, at half the learning rate.
-        train "$folder/first"
-        folder+=/second
-        train "$folder" load_from="${folder%/*}/first/iter_8000.pth" train_cfg.max_iters=6000 \
+        train "$name" "$folder/first"
+        train "$name" "$folder/second" load_from="$folder/first/iter_8000.pth" train_cfg.max_iters=6000 \
             param_scheduler.0.{total_steps=6000,eta_max=4e-4} optim_wrapper.optimizer.lr=4e-4 \
             train_dataloader.sampler.{_delete_=True,type=AreaSampler}
+        folder+=/second
     else
-        train "$folder"
+        # Images of their own size, then doubled, in two cycles: the second was cut.
+        train "$name-256x256" "$folder"
+        for part in '605 605' '1800 1500'; do
+            read -r cycle end <<< "$part"
+            from=$folder/$(basename "$(cat "$folder/last_checkpoint")")
+            folder=work_dirs/models/$name/$cycle
+            train "$name" "$folder" load_from="$from" train_dataloader.batch_size=16 \
+                train_cfg.max_iters="$end" param_scheduler.0.total_steps="$cycle"
+        done
     fi
     # last_checkpoint has the path of the time; the checkout may have moved.
     "$python" tools/model_converters/publish_model.py \
