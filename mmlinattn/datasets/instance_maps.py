@@ -75,8 +75,8 @@ class InstanceMaps(BaseDataset):
 class LoadInstanceMap:
     """Draw the map of :class:`InstanceMaps`: 0 background, 1 interior, 2 border.
 
-    The map has the size of the image file, as one from ``LoadAnnotations``: resizing that comes
-    before resizes the image alone, as in a test, that after it both.
+    The map has the size of the image file, like that of ``LoadAnnotations``. Place this transform
+    before ``Resize`` to resize image and map (training), after it to resize only the image (test).
 
     Required keys:
         ``ori_shape``, ``masks``, ``seg_fields``.

@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SEGMENTOR = 'configs/nuclei/semantic-fpn_ravlt-nano-linear_nuclei.py'
 DETECTOR = 'configs/nuclei/mask-rcnn_ravlt-nano-linear_nuclei.py'
 NAMES = {'Mask R-CNN': DETECTOR, 'Semantic FPN': SEGMENTOR}
-# Images of the segmentor are doubled, and a step takes twice as long.
+# A step of the segmentor, on doubled images, takes three times as long as one of the detector.
 ITERATIONS, RATE = {DETECTOR: 120, SEGMENTOR: 60}, 2e-4
 # Name, config, MMEngine's name, unit, minimum of the shipped weights and after the fine-tuning:
 # below the usual score, because machines differ.
 SCORES = [
     ('mask AP50', DETECTOR, 'coco/segm_mAP_50', 1, 0.70, 0.70),
     ('box AP50', DETECTOR, 'coco/bbox_mAP_50', 1, 0.70, 0.70),
-    ('IoU of interiors', SEGMENTOR, 'class/IoU_interior', 0.01, 0.76, 0.76),
+    ('IoU of interiors', SEGMENTOR, 'class/IoU_interior', 0.01, 0.76, 0.74),
 ]
 # Remaining time in MMEngine's training log, by iterations or epochs.
 ETA = re.compile(r'\(train\) .* eta: (\d+):(\d\d):(\d\d) ')
