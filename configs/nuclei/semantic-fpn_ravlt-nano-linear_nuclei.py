@@ -3,8 +3,7 @@
 _base_ = './semantic-fpn_ravlt-nano-linear_nuclei-256x256.py'
 
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadInstanceMap'),
+    *_base_.train_pipeline[:2],  # image and map
     dict(
         type='RandomChoice',
         transforms=[
@@ -15,13 +14,12 @@ train_pipeline = [
             for size in (341, 256, 171)
         ],
     ),
-    *_base_.train_pipeline[-3:],
+    *_base_.train_pipeline[-3:],  # flips, colours, packing
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    _base_.test_pipeline[0],
     dict(type='Resize', scale_factor=2.0, keep_ratio=True),
-    dict(type='LoadInstanceMap'),
-    dict(type='PackSegInputs'),
+    *_base_.test_pipeline[1:],
 ]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
