@@ -7,6 +7,7 @@ answered as on the GPU; only the launch itself is replaced.
 import inspect
 import re
 import traceback
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,9 +152,12 @@ class Compiled:
     def run(self, x, y, z, *args):
         """Check the arguments of :meth:`triton.compiler.CompiledKernel.run`."""
         assert args[:6] == (7, self.function, self.packed_metadata, None, None, None)
-        tensors = Compiled.tensors
-        assert args[6:][: len(tensors)] == tuple(tensor.data_ptr() for tensor in tensors)
-        self.launch((x, y, z), (*tensors, *args[6 + len(tensors) :]))
+        tensors, memories = Compiled.tensors, Compiled.memories
+        given = args[6:][: len(tensors)]
+        assert given == tuple(x if x in memories else x.data_ptr() for x in tensors)
+        held = [memories[x]() if x in memories else x for x in tensors]
+        assert None not in held, 'the memory of an address is free'
+        self.launch((x, y, z), (*held, *args[6 + len(tensors) :]))
 
     def launch(self, grid, args):
         assert len(args) == len(self.kernel.arg_names) and all(size > 0 for size in grid)
@@ -180,14 +184,24 @@ def fake_gpu(monkeypatch, name):
         compiled.launch(launch.grid, args)
         return compiled
 
-    launch = launching.Launch.__call__
+    launch, parts, Compiled.memories = launching.Launch.__call__, launching.Memory.parts, {}
 
     def call(self, *tensors):
         Compiled.tensors = tensors  # `run` gets their addresses
         launch(self, *tensors)
 
+    def parts_by_address(self, memory, last):
+        found = parts(self, memory, last)
+        if last.compiled is None:
+            return found
+        # Fake tensors have no address.
+        found = [10**9 + len(Compiled.memories) + i for i in range(len(found))]
+        Compiled.memories.update((address, weakref.ref(memory)) for address in found)
+        return found
+
     monkeypatch.setattr(launching, 'start', start)
     monkeypatch.setattr(launching.Launch, '__call__', call)
+    monkeypatch.setattr(launching.Memory, 'parts', parts_by_address)
     monkeypatch.setattr(launching, 'current_stream', lambda: 7)
     partition._find_unsupported.cache_clear()
     for operator in ('linear', 'random_walk', 'ripple', 'learnt_features'):
@@ -272,6 +286,19 @@ def test_the_way_from_a_layer_to_a_launch_is_short(monkeypatch, clean, layer):
         assert len(set(ours)) <= 6, sorted(set(ours))
         assert len(files) <= 12 + 3, [(frame.name, frame.filename) for frame in stack[start:]]
     assert seen
+
+
+def test_parts_of_a_memory_are_the_same_by_address():
+    shapes = [(2, 3, 17, 16), (2, 3), (2, 3), (2, 3, 5)]
+    parts = launching.Memory(*shapes)
+    memory, *tensors = parts.allocate(torch.empty(1), SimpleNamespace(compiled=None))
+    assert [tuple(x.shape) for x in tensors] == shapes
+    assert all((x.data_ptr() - memory.data_ptr()) % 64 == 0 for x in (tensors[0], tensors[3]))
+    addresses = parts.parts(memory, SimpleNamespace(compiled='kernel'))
+    assert addresses == [x.data_ptr() for x in tensors]
+    for i, x in enumerate(tensors):
+        x.fill_(i)
+    assert all((x == i).all() for i, x in enumerate(tensors))  # none overlaps another
 
 
 def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean):

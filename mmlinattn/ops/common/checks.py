@@ -110,25 +110,28 @@ def check_qkv(
 
     With ``cross``, keys and values have M tokens; None for an operator without this option.
     """
-    if q.dim() != 4:
-        raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(q.shape)}')
-    if not q.shape[2]:
-        raise ValueError(f'q has no tokens: its shape (B, heads, N, d) is {tuple(q.shape)}')
-    if cross and k.dim() == 4 and not k.shape[2]:
-        raise ValueError(f'k has no tokens: its shape (B, heads, M, d) is {tuple(k.shape)}')
-    like = (*q.shape[:2], k.shape[2], q.shape[3]) if cross and k.dim() == 4 else tuple(q.shape)
-    if tuple(k.shape) != like:
-        other = cross is not None and k.dim() == 4 and k.shape[2] != q.shape[2]
+    of_q, of_k, of_v = q.shape, k.shape, v.shape
+    if len(of_q) != 4:
+        raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(of_q)}')
+    if not of_q[2]:
+        raise ValueError(f'q has no tokens: its shape (B, heads, N, d) is {tuple(of_q)}')
+    like = of_q
+    if cross and len(of_k) == 4:
+        if not of_k[2]:
+            raise ValueError(f'k has no tokens: its shape (B, heads, M, d) is {tuple(of_k)}')
+        like = (*of_q[:2], of_k[2], of_q[3])
+    if of_k != like:
+        other = cross is not None and len(of_k) == 4 and of_k[2] != of_q[2]
         raise ValueError(
-            f'k has shape {tuple(k.shape)}, q has {tuple(q.shape)}'
+            f'k has shape {tuple(of_k)}, q has {tuple(of_q)}'
             + ('; cross=True takes keys other than the tokens of q' if other else '')
         )
-    if v.dim() != 4 or tuple(v.shape[:3]) != like[:3]:
+    if of_v != like and (len(of_v) != 4 or of_v[:3] != like[:3]):
         raise ValueError(
             f'v must have shape (B, heads, N, d_v) = ({", ".join(map(str, like[:3]))}, d_v), '
-            f'got {tuple(v.shape)}'
+            f'got {tuple(of_v)}'
         )
     for name, x in (('k', k), ('v', v)):
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(f'{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}')
-    check_padding_mask(key_padding_mask, k.shape[0], k.shape[2])
+    check_padding_mask(key_padding_mask, of_k[0], of_k[2])

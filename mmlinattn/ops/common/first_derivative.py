@@ -32,10 +32,10 @@ def first_derivative_only(backward: Callable[..., Gradients]) -> Callable[..., G
 
     @functools.wraps(backward)
     def wrapper(ctx: Any, *grads: Tensor) -> Gradients:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
         with torch.no_grad():
             found = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return found
         inputs = [x for x in (*ctx.saved_tensors, *grads) if x is not None and x.requires_grad]
         return tuple(x if x is None else _NoSecondDerivative.apply(x, *inputs) for x in found)
 

@@ -6,9 +6,8 @@ tokens, computed online. MALA needs ``sum_j w_j v_j`` as well. Each program proc
 tokens of one head and writes its sums once; :mod:`.reduction` adds the chunks.
 """
 
-from typing import Any, Tuple
+from typing import Any, List, Sequence, Tuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -105,7 +104,7 @@ def _kv_state_kernel(
 
 
 class KVStateLaunches:
-    """Launches of the normalised sums over the keys.
+    """Launches of the normalised sums over the keys; ``scratch`` are the shapes that they need.
 
     Args:
         key: key of the call; the values are its tensor 2.
@@ -125,42 +124,39 @@ class KVStateLaunches:
             after=(query_splits, k.dim**-0.5), **constants,
         )  # fmt: skip
         size, splits = padded(k.dim), self.launch.splits
-        self.per_head = (k.batch, k.heads)
-        self.parts = (*self.per_head, splits)
-        self.state = (size + constants['EXTRA_ROWS'], size)
+        rows, chunks = size + constants['EXTRA_ROWS'], (k.batch, k.heads, splits)
+        scratch: List[Tuple[int, ...]] = [chunks] if self.scored else []
         self.reduce = None
         if splits > 1:
             # One row: all elements of a head share a mass.
-            elements, mode = self.state[0] * size, SOFTMAX if self.scored else MEAN
-            self.reduce = sum_of_chunks(k.batch * k.heads, splits, 1, elements, mode=mode)
+            mode = SOFTMAX if self.scored else MEAN
+            self.reduce = sum_of_chunks(k.batch * k.heads, splits, 1, rows * size, mode=mode)
+            scratch += [chunks, (*chunks, rows, size)]
+        self.scratch = scratch
 
     def __call__(
-        self, k: Tensor, v: Tensor, mask: Tensor, images: Tensor, axes: Tensor, *queries: Tensor
-    ) -> Tuple[Tensor, Tensor]:
-        """Return the sums and their mass, float32.
+        self, k: Tensor, v: Tensor, mask: Tensor, images: Tensor, axes: Tensor, sums: Any,
+        mass: Any, scratch: List[Any], queries: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        """Compute the sums and their mass, float32.
 
         Args:
             mask: result of :func:`.launch.as_bytes`.
             images: :meth:`.packed.PackedShapes.table` of packed images, or any tensor.
             axes: :meth:`.rotary.Rotary.axes` of rotary position, or any tensor.
+            sums: S, z and for MALA the mean of v are written here, (B, heads, BD + extra_rows, BD),
+                where BD is the padded head dim.
+            mass: (B, heads), the number of real tokens, at least 1; with scores the log of the sum
+                of their exponentials.
+            scratch: tensors of the shapes ``self.scratch``.
             queries: partial sums of phi(q) of RALA (B, heads, query_splits, BD) and their numbers
                 of tokens; the mean (B, heads, BD) and number (B, heads) that are written.
-
-        Returns:
-            ``sums``, S, z and for MALA the mean of v, (B, heads, BD + extra_rows, BD), where BD is
-            the padded head dim; ``mass`` (B, heads), the number of real tokens, at least 1, with
-            scores the log of the sum of their exponentials.
         """
-        parts = k.new_empty((*self.parts, *self.state), dtype=torch.float32)
-        mass = k.new_empty(self.parts, dtype=torch.float32)
-        top = k.new_empty(self.parts, dtype=torch.float32) if self.scored else mass
+        top = scratch[0] if self.scored else mass
+        part_mass, parts = scratch[-2:] if self.reduce else (mass, sums)
         query_sums, query_counts, mean, count = queries or (k, k, k, k)
         self.launch(
-            k, v, mask, images, axes, query_sums, query_counts, parts, top, mass, mean, count
+            k, v, mask, images, axes, query_sums, query_counts, parts, top, part_mass, mean, count
         )
-        if self.reduce is None:  # one chunk, which the kernel has normalised
-            return parts.view(*self.per_head, *self.state), mass.view(self.per_head)
-        sums = k.new_empty((*self.per_head, *self.state), dtype=torch.float32)
-        total_mass = k.new_empty(self.per_head, dtype=torch.float32)
-        self.reduce(parts, top, mass, sums, sums, total_mass)
-        return sums, total_mass
+        if self.reduce:  # else one chunk, which the kernel has normalised
+            self.reduce(parts, top, part_mass, sums, sums, mass)

@@ -7,6 +7,7 @@ argument, and so are their options as text: a schema knows tensors, numbers and 
 """
 
 import ast
+import math
 from importlib import import_module
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -51,8 +52,8 @@ class Launch:
         self.rest = self.sizes + values
         self.compiled: Any = None
 
-    def __call__(self, *tensors: Tensor) -> None:
-        """Launch the kernel on the current stream."""
+    def __call__(self, *tensors: Any) -> None:
+        """Launch the kernel on the current stream; parts of a :class:`Memory` are tensors too."""
         compiled = self.compiled
         if compiled is None:
             compiled = start(self, tensors)
@@ -60,11 +61,45 @@ class Launch:
             return
         # What `compiled[grid](*tensors, ...)` does, in a third of the time. Triton takes addresses
         # in place of tensors, and so asks the driver nothing about them.
-        addresses = [x.data_ptr() for x in tensors]
+        addresses = [x if x.__class__ is int else x.data_ptr() for x in tensors]
         compiled.run(
             *self.grid, current_stream(), compiled.function, compiled.packed_metadata,
             None, None, None, *addresses, *self.rest,
         )  # fmt: skip
+
+
+class Memory:
+    """Float32 tensors of a pass in one allocation: each takes the host as long as a launch.
+
+    Args:
+        shapes: of the tensors. They begin at multiples of 64 bytes, except scalars (B, heads).
+    """
+
+    __slots__ = 'places', 'size'
+
+    def __init__(self, *shapes: Sequence[int]) -> None:
+        self.places: List[Tuple[int, Sequence[int]]] = []
+        self.size = 0
+        for shape in shapes:
+            if len(shape) > 2:
+                self.size = -(-self.size // 16) * 16
+            self.places.append((self.size, shape))
+            self.size += math.prod(shape)
+
+    def allocate(self, like: Tensor, last: Launch) -> List[Any]:
+        """Return new memory on the device of ``like``, and its :meth:`parts`."""
+        memory = like.new_empty(self.size, dtype=torch.float32)
+        return [memory, *self.parts(memory, last)]
+
+    def parts(self, memory: Tensor, last: Launch) -> List[Any]:
+        """Return the tensors in ``memory``; addresses if ``last``, the pass's last launch, has run.
+
+        Addresses are valid as long as the caller holds the memory.
+        """
+        if last.compiled is None:
+            return [memory[i : i + math.prod(shape)].view(shape) for i, shape in self.places]
+        start = memory.data_ptr()
+        return [start + 4 * i for i, _ in self.places]
 
 
 def current_stream() -> int:

@@ -204,8 +204,9 @@ def token_major(x: Tensor, dim: Optional[int] = None, dtype: Half = None) -> Ten
     The output projection reads that layout. ``dim`` and ``dtype`` are those of x by default.
     """
     batch, heads, num_tokens, width = x.shape
-    size = batch, num_tokens, heads, width if dim is None else dim
-    return x.new_empty(size, dtype=dtype).transpose(1, 2)
+    width = width if dim is None else dim
+    strides = num_tokens * heads * width, width, heads * width, 1
+    return x.new_empty_strided((batch, heads, num_tokens, width), strides, dtype=dtype)
 
 
 def active_tracer() -> Optional[str]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.launch import KernelOperator, Launch
+from ..common.launch import KernelOperator, Launch, Memory
 from ..common.numerics import token_major
 from ..common.partition import CallKey, token_strides, unsupported_tokens
 from ..common.reduction import sum_of_chunks
@@ -234,11 +234,11 @@ class _BackwardLaunches:
             (*q.strides, *k, *token_strides(q), *grad_q, *grad_k), PER_HEAD=per_head,
         )  # fmt: skip
         dim, splits = q.dim, self.tokens.splits
-        self.parts = (q.batch, q.heads, splits)
-        self.sizes = ((dim, dim), (dim, 2 * dim), (1, dim))
+        sizes = (dim, dim), (dim, 2 * dim), (1, dim)
+        self.scratch = Memory(*[(q.batch, q.heads, splits, *size) for size in sizes])
         # Parameters that the heads share: all heads are images of one.
         count, outer = (q.heads, q.batch) if per_head else (1, q.batch * q.heads)
-        self.add = [sum_of_chunks(count, splits, *size, outer=outer) for size in self.sizes]
+        self.add = [sum_of_chunks(count, splits, *size, outer=outer) for size in sizes]
 
 
 def backward(
@@ -248,7 +248,7 @@ def backward(
     q, k, *learnt = tensors
     launches = _BackwardLaunches(CallKey.of(options, *tensors, *grads))
     dq, dk = token_major(q), token_major(k)
-    parts = [q.new_empty((*launches.parts, *size), dtype=torch.float32) for size in launches.sizes]
+    _memory, *parts = launches.scratch.allocate(q, launches.add[-1])
     frequencies, weight, _ = learnt
     launches.tokens(q, k, frequencies, weight, *saved, *grads, dq, dk, *parts)
     found = [x.new_empty(x.shape) for x in learnt if x is not None]

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.kv_state import KVStateLaunches
-from ..common.launch import KernelOperator, Launch, as_bytes
+from ..common.launch import KernelOperator, Launch, Memory, as_bytes
 from ..common.numerics import token_major
 from ..common.partition import CallKey, padded, token_strides, unsupported_tokens
 from ..common.reduction import sum_of_chunks
@@ -349,6 +349,13 @@ class KernelOptions(NamedTuple):
     cross: bool
 
 
+def _state(kind: str, heads: Tuple[int, int], dim: int) -> Memory:
+    """Return S, z and in MALA mean(v); in RALA the mean and number of queries; and the mass."""
+    size = padded(dim)
+    sums = (*heads, size + (2 if kind == 'mala' else 1), size)
+    return Memory(sums, *[(*heads, size), heads] * (kind == 'rala'), heads)
+
+
 class _Launches:
     """Sizes and constants that the launches of both passes share."""
 
@@ -359,6 +366,7 @@ class _Launches:
             q, k = (x._replace(batch=images[0], num_tokens=options.longest) for x in (q, k))
         self.q, self.k, self.heads, self.scale = q, k, (k.batch, k.heads), k.dim**-0.5
         self.scored = options.kind == 'rala'
+        self.state = _state(options.kind, self.heads, k.dim)
         extra_rows = 2 if options.kind == 'mala' else 1  # z, and the mean value in MALA
         self.bd, self.rows = padded(k.dim), padded(k.dim) + extra_rows
         self.prefix = f'{options.kind}_' if options.kind else ''  # of rows of the launch table
@@ -380,22 +388,24 @@ class _ForwardLaunches(_Launches):
             options.width, after=(options.eps, self.scale), **constants,
             OF_MEAN=options.mean_normaliser,
         )  # fmt: skip
-        self.splits = 0
+        splits, queries = 0, []
         if self.scored:
             self.query_mean = key.over_tokens(
                 'query_mean', _query_mean_kernel, q, q.strides, options.width,
                 FEATURE=constants['FEATURE'], HAS_MASK=self.has_query_mask,
                 PACKED=constants['PACKED'],
             )  # fmt: skip
-            self.splits = self.query_mean.splits
+            splits = self.query_mean.splits
+            queries = [(*self.heads, splits, self.bd), (*self.heads, splits)]
         self.kv_state = KVStateLaunches(
-            key, f'{self.prefix}kv_state', self.k, options.width, self.splits, **constants,
+            key, f'{self.prefix}kv_state', self.k, options.width, splits, **constants,
             HAS_MASK=self.has_mask, SCORED=self.scored,
         )  # fmt: skip
+        self.scratch = Memory(*queries, *self.kv_state.scratch)
 
 
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    """Return the output and the state: sums, mass; in RALA mean and number of queries.
+    """Return the output and the state, see :func:`_state`.
 
     Args:
         options: options of the kernels.
@@ -406,15 +416,16 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     q, k, v, mask, images, axes = tensors
     padding = as_bytes(mask, q)
     images, axes = q if images is None else images, q if axes is None else axes
-    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
-    queries: Sequence[Tensor] = ()
+    state, sums, *queries, mass = launches.state.allocate(q, launches.output)
+    _memory, *scratch = launches.scratch.allocate(q, launches.output)
     if launches.scored:
-        queries = new(launches.splits, launches.bd), new(launches.splits), new(launches.bd), new()
-        launches.query_mean(q, padding, images, *queries[:2])
-    sums, mass = launches.kv_state(k, v, padding, images, axes, *queries)
+        query_sums, query_counts, *scratch = scratch
+        launches.query_mean(q, padding, images, query_sums, query_counts)
+        queries = [query_sums, query_counts, *queries]
+    launches.kv_state(k, v, padding, images, axes, sums, mass, scratch, queries)
     out = token_major(q)
     launches.output(q, images, axes, sums, mass, out)
-    return [out, sums, mass, *queries[2:]]
+    return [out, state]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -440,9 +451,14 @@ class _BackwardLaunches(_Launches):
 
         name = 'rala_query_sums' if self.scored else f'{self.prefix}query_backward'
         self.query_sums = over_queries(name, True, not self.scored)
-        self.add_sums = sum_of_chunks(q.batch * q.heads, self.query_sums.splits, self.rows, self.bd)
+        splits, size = self.query_sums.splits, (self.rows, self.bd)
+        self.add_sums = sum_of_chunks(q.batch * q.heads, splits, *size)
+        scratch = [(*self.heads, splits, *size), (*self.heads, *size)]
+        self.last = self.keys
         if self.scored:
-            self.query_gradients = over_queries('rala_query_backward', False, True)
+            self.last = over_queries('rala_query_backward', False, True)
+            scratch.append((*self.heads, self.keys.splits, self.bd))
+        self.scratch = Memory(*scratch)
 
 
 def backward(
@@ -450,34 +466,30 @@ def backward(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
     (grad,), (q, k, v, mask, images, axes) = grads, tensors
-    sums, mass, *scores = saved
+    (state,) = saved
     launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
+    sums, *scores, mass = launches.state.parts(state, launches.last)
     padding = as_bytes(mask, q)
     images, axes = q if images is None else images, q if axes is None else axes
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
-    parts = new(launches.query_sums.splits, launches.rows, launches.bd)
+    _memory, parts, d_sums, *d_mean = launches.scratch.allocate(q, launches.last)
     launches.query_sums(q, grad, padding, images, axes, sums, mass, q, dq, parts)
-    d_sums = parts
     if launches.query_sums.splits > 1:
-        d_sums = new(launches.rows, launches.bd)
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
-    scored = launches.scored
-    parts = new(launches.keys.splits, launches.bd) if scored else d_sums
-    mean, count = scores or (k, k)
-    launches.keys(k, v, padding, images, axes, mean, count, mass, sums, d_sums, dk, dv, parts)
-    if scored:
-        launches.query_gradients(q, grad, padding, images, axes, sums, mass, parts, dq, d_sums)
+    else:
+        d_sums = parts
+    mean, count, d_mean = (*scores, *d_mean) if launches.scored else (k, k, d_sums)
+    launches.keys(k, v, padding, images, axes, mean, count, mass, sums, d_sums, dk, dv, d_mean)
+    if launches.scored:
+        launches.last(q, grad, padding, images, axes, sums, mass, d_mean, dq, d_sums)
     return dq, dk, dv
 
 
 def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     q, images = tensors[0], tensors[4]
     heads = (q.shape[0] if images is None else images.shape[0], q.shape[1])
-    size = padded(q.shape[3])
-    shapes = [(size + (2 if options.kind == 'mala' else 1), size), ()]
-    shapes += [(size,), ()] if options.kind == 'rala' else []
-    return [token_major(q), *(q.new_empty((*heads, *x), dtype=torch.float32) for x in shapes)]
+    state = q.new_empty(_state(options.kind, heads, q.shape[3]).size, dtype=torch.float32)
+    return [token_major(q), state]
 
 
 OPERATOR = KernelOperator(unsupported_reason, forward, backward, _fake, KernelOptions, num_sizes=2)

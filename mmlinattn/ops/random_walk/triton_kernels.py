@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.launch import KernelOperator, Launch, as_bytes
+from ..common.launch import KernelOperator, Launch, Memory, as_bytes
 from ..common.numerics import needs_gradient, token_major
 from ..common.partition import (
     MAX_DIM,
@@ -343,6 +343,14 @@ def _backward_kernel(
     tl.store(DANCHORS + BM * BD, d_anchors_k)
 
 
+def _state(heads: Sequence[int], dim: int, num_anchors: int, options: Walk) -> Memory:
+    """Return S and the log of the masses; after several steps S is beside W, and X is last."""
+    bd, bm = padded(dim), padded(num_anchors)
+    if options.steps == 1:
+        return Memory((*heads, bm, bd), (*heads, bm))
+    return Memory((*heads, bm, bd + bm), (*heads, bm), (*heads, bm, bd))
+
+
 class _Launches:
     """Sizes that the launches of both passes share."""
 
@@ -353,6 +361,7 @@ class _Launches:
         self.bd, self.bm = padded(q.dim), padded(self.num_anchors)
         self.has_transition = options.steps != 1
         self.own_anchors = len(anchors) == 4  # else all images share them
+        self.state = _state(self.heads, q.dim, self.num_anchors, options)
         self.image_stride = q.heads * self.num_anchors * q.dim if self.own_anchors else 0
         self.flags = dict(HAS_MASK=key.shapes[5] is not None, HAS_TRANSITION=self.has_transition)
         # Loop bounds: 0 where unused, because Triton would compile a constant 1 in.
@@ -385,16 +394,17 @@ class _ForwardLaunches(_Launches):
         super().__init__(key)
         q, (_, k_strides, v_strides, *_) = self.q, key.strides
         images = (self.image_stride, self.image_stride)
-        self.state = self.over_tokens(
+        self.sums = self.over_tokens(
             'anchor_state', _state_kernel, (*q.strides, *k_strides, *v_strides, *images),
             **self.flags,
         )  # fmt: skip
-        self.cols = self.bd + self.bm if self.has_transition else self.bd
-        splits = self.state.splits
+        cols = self.bd + self.bm if self.has_transition else self.bd
+        splits, chunks = self.sums.splits, (*self.heads, self.sums.splits, self.bm)
         solver_adds = self.has_transition and self.few(splits)
         self.reduce = None
         if splits > 1 and not solver_adds:
-            self.reduce = sum_of_chunks(self.count, splits, self.bm, self.cols, mode=SOFTMAX)
+            self.reduce = sum_of_chunks(self.count, splits, self.bm, cols, mode=SOFTMAX)
+        self.scratch = Memory(chunks, *[chunks, (*chunks, cols)] * (splits > 1))
         if self.has_transition:
             self.solve = self.between_anchors(
                 'anchor_solver', _solver_kernel, splits, ADD=solver_adds
@@ -413,29 +423,21 @@ def forward(options: Walk, *tensors: Any) -> List[Tensor]:
             (B, heads, M, d) of one dtype, padding mask (B, N) or None.
 
     Returns:
-        the output; S beside W (B, heads, BM, BD [+ BM]); the log of the masses (B, heads, BM);
-        and X (B, heads, BM, BD), empty if it is S.
+        the output and the state, see :func:`_state`.
     """
     q, k, v, anchors_q, anchors_k, mask = tensors
     launches = _ForwardLaunches(CallKey.of(options, *tensors))
-    bm, cols = launches.bm, launches.cols
-    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
-    splits = launches.state.splits
-    parts, top, mass = new(splits, bm, cols), new(splits, bm), new(splits, bm)
-    launches.state(q, k, v, anchors_q, anchors_k, as_bytes(mask, q), parts, top, mass)
-    if splits == 1:  # one chunk, which the kernel has normalised
-        sums, lse = parts.squeeze(2), mass.squeeze(2)
-    else:
-        sums, lse = new(bm, cols), new(bm)
+    state, sums, lse, *x = launches.state.allocate(q, launches.output)
+    _memory, top, *chunks = launches.scratch.allocate(q, launches.output)
+    mass, parts = chunks or (lse, sums)  # one chunk is normalised by the kernel
+    launches.sums(q, k, v, anchors_q, anchors_k, as_bytes(mask, q), parts, top, mass)
     if launches.reduce is not None:
         launches.reduce(parts, top, mass, sums, sums, lse)
-    x = sums.new_empty(0)
     if launches.has_transition:
-        x = new(bm, launches.bd)
-        launches.solve(parts, top, mass, sums, lse, x)
+        launches.solve(parts, top, mass, sums, lse, *x)
     out = token_major(q)
-    launches.output(q, anchors_k, x if launches.has_transition else sums, out)
-    return [out, sums, lse, x]
+    launches.output(q, anchors_k, *(x or [sums]), out)
+    return [out, state]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -447,10 +449,10 @@ class _BackwardLaunches(_Launches):
         self.output = self.over_tokens(
             'anchor_output_backward', _output_backward_kernel, (*q.strides, *grad_strides, image)
         )
-        splits = self.output.splits
+        splits, size = self.output.splits, (self.bm, self.bd)
         self.add_x = None
         if splits > 1 and not self.few(splits):
-            self.add_x = sum_of_chunks(self.count, splits, self.bm, self.bd)
+            self.add_x = sum_of_chunks(self.count, splits, *size)
         self.solve = self.between_anchors(
             'anchor_solver_backward', _solver_backward_kernel, splits,
             HAS_TRANSITION=self.has_transition, ADD=self.few(splits),
@@ -462,9 +464,10 @@ class _BackwardLaunches(_Launches):
         )  # fmt: skip
         count, outer = (self.count, 1) if self.own_anchors else (q.heads, q.batch)
         self.add_anchors = sum_of_chunks(
-            count, self.tokens.splits, self.bm, self.bd, outer=outer,
-            size=(self.num_anchors, q.dim), parts=2,
-        )  # fmt: skip
+            count, self.tokens.splits, *size, outer=outer, size=(self.num_anchors, q.dim), parts=2
+        )
+        parts = [(splits, *size), size, (self.tokens.splits, 2, *size), (self.bm,)]
+        self.scratch = Memory(*[(*self.heads, *x) for x in parts])
 
 
 def backward(
@@ -472,22 +475,20 @@ def backward(
 ) -> Tuple[Tensor, ...]:
     """Return the gradients of q, k, v and both anchors."""
     (grad,), (q, k, v, anchors_q, anchors_k, mask) = grads, tensors
-    sums, lse, x = saved
+    (state,) = saved
     launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
-    bd, bm = launches.bd, launches.bm
-    new = functools.partial(q.new_empty, *launches.heads, dtype=torch.float32)
-    dx = parts = new(launches.output.splits, bm, bd)
-    launches.output(q, anchors_k, grad, parts)
+    bd, bm, last = launches.bd, launches.bm, launches.add_anchors
+    sums, lse, *x = launches.state.parts(state, last)
+    x = x[0] if x else sums
+    _memory, x_parts, dx, parts, delta = launches.scratch.allocate(q, last)
+    launches.output(q, anchors_k, grad, x_parts)
     if launches.add_x is not None:
-        dx = new(bm, bd)
-        launches.add_x(parts, parts, parts, dx, dx, dx)
-    ds, delta = q.new_empty((*launches.heads, bm, bd)), new(bm)
-    dw = q.new_empty((*launches.heads, bm, bm))
-    if not launches.has_transition:
-        x = sums
+        launches.add_x(x_parts, x_parts, x_parts, dx, dx, dx)
+    else:
+        dx = x_parts
+    ds, dw = q.new_empty((*launches.heads, bm, bd)), q.new_empty((*launches.heads, bm, bm))
     launches.solve(sums, x, dx, ds, dw, delta)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    parts = new(launches.tokens.splits, 2, bm, bd)
     launches.tokens(
         q, k, v, anchors_q, anchors_k, as_bytes(mask, q), grad, x, lse, delta, ds, dw, dq, dk, dv,
         parts,
@@ -499,12 +500,8 @@ def backward(
 
 def _fake(options: Walk, *tensors: Any) -> List[Tensor]:
     q, anchors = tensors[0], tensors[3]
-    batch, heads, _, dim = q.shape
-    bd, bm, has_transition = padded(dim), padded(anchors.shape[-2]), options.steps != 1
-    size = (batch, heads, bm, bd + bm if has_transition else bd)
-    sums = q.new_empty(size, dtype=torch.float32)
-    x = sums.new_empty((batch, heads, bm, bd) if has_transition else 0)
-    return [token_major(q), sums, sums.new_empty((batch, heads, bm)), x]
+    state = _state(q.shape[:2], q.shape[3], anchors.shape[-2], options)
+    return [token_major(q), q.new_empty(state.size, dtype=torch.float32)]
 
 
 OPERATOR = KernelOperator(

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.kv_state import KVStateLaunches
-from ..common.launch import KernelOperator, Launch, as_bytes
+from ..common.launch import KernelOperator, Launch, Memory, as_bytes
 from ..common.launch_table import Config
 from ..common.numerics import token_major
 from ..common.partition import (
@@ -369,6 +369,12 @@ class KernelOptions(NamedTuple):
     eps: float
 
 
+def _state(batch: int, heads: int, num_tokens: int, dim: int) -> Memory:
+    """Return S and z of the keys, normalisers of the queries, and the number of keys."""
+    size = padded(dim)
+    return Memory((batch, heads, size + 1, size), (batch, heads, num_tokens), (batch, heads))
+
+
 class _Launches:
     """Sizes that the launches of both passes share."""
 
@@ -377,6 +383,7 @@ class _Launches:
         self.key, self.q, self.heads, self.bd = key, q, (q.batch, q.heads), padded(q.dim)
         self.num_tiles = -(-options.height // TILE) * -(-options.width // TILE)
         self.sizes = (q.heads, q.num_tokens, options.height, options.width)
+        self.state = _state(*self.heads, q.num_tokens, q.dim)
         reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.columns = triton.next_power_of_2(TILE + 2 * reach)
         self.constants = dict(
@@ -405,6 +412,7 @@ class _ForwardLaunches(_Launches):
         )  # fmt: skip
         strides = (*q.strides, *k, *v, *weights, *token_strides(q))
         self.ripple = self.over_tiles('ripple', _forward_kernel, strides, key.options.eps)
+        self.scratch = Memory(*self.kv_state.scratch)
         chunk = -(-q.num_tokens // BOXES)
         self.box = Launch(
             _box_kernel, (q.batch, BOXES), (*self.sizes[1:], chunk), dict(BN=1024),
@@ -413,7 +421,7 @@ class _ForwardLaunches(_Launches):
 
 
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    """Return output, normalisers (B, heads, N), S and z of the keys, their number, and boxes.
+    """Return the output, the state, see :func:`_state`, and boxes.
 
     The boxes are bounding boxes of the real tokens, (B, BOXES, 4) int32; empty without padding.
 
@@ -427,10 +435,12 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
     if mask is not None:
         launches.box(padding, box)
-    sums, mass = launches.kv_state(k, v, padding, q, q)
-    out, norm = token_major(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    state, sums, norm, mass = launches.state.allocate(q, launches.ripple)
+    _memory, *scratch = launches.scratch.allocate(q, launches.ripple)
+    launches.kv_state(k, v, padding, q, q, sums, mass, scratch)
+    out = token_major(q)
     launches.ripple(q, k, v, weights, box, padding, sums, mass, out, norm)
-    return [out, norm, sums, mass, box]
+    return [out, state, box]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -447,7 +457,10 @@ class _BackwardLaunches(_Launches):
             'ripple_far_backward', _far_backward_kernel, q, (*q.strides, *weights, *grad),
             *self.sizes[2:], **self.constants,
         )  # fmt: skip
-        self.add_sums = sum_of_chunks(q.batch * q.heads, self.far.splits, self.bd + 1, self.bd)
+        splits, size = self.far.splits, (self.bd + 1, self.bd)
+        self.add_sums = sum_of_chunks(q.batch * q.heads, splits, *size)
+        shapes = (q.num_tokens,), (splits, *size), size
+        self.scratch = Memory(*[(*self.heads, *shape) for shape in shapes])
 
 
 def backward(
@@ -455,30 +468,26 @@ def backward(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and the weights."""
     (grad,), (q, k, v, weights, mask) = grads, tensors
-    norm, sums, mass, box = saved
+    state, box = saved
     launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
-    padding = as_bytes(mask, q)
+    sums, norm, mass = launches.state.parts(state, launches.keys)
+    _memory, d_norm, parts, d_sums = launches.scratch.allocate(q, launches.keys)
+    padding, d_weights = as_bytes(mask, q), weights.new_empty(weights.shape)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    d_weights, d_norm = weights.new_empty(weights.shape), torch.empty_like(norm)
     launches.queries(q, k, v, weights, box, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
-    size = (launches.bd + 1, launches.bd)
-    parts = q.new_empty((*launches.heads, launches.far.splits, *size), dtype=torch.float32)
     launches.far(q, weights, box, mass, norm, d_norm, grad, parts)
-    d_sums = parts
     if launches.far.splits > 1:
-        d_sums = q.new_empty((*launches.heads, *size), dtype=torch.float32)
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
+    else:
+        d_sums = parts
     launches.keys(q, k, v, weights, box, padding, norm, d_norm, grad, d_sums, mass, dk, dv)
     return dq, dk, dv, d_weights
 
 
 def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     q, mask = tensors[0], tensors[4]
-    (batch, heads, num_tokens, _), size = q.shape, padded(q.shape[3])
-    norm = q.new_empty((batch, heads, num_tokens), dtype=torch.float32)
-    sums, mass = norm.new_empty((batch, heads, size + 1, size)), norm.new_empty((batch, heads))
-    box = q.new_empty(0 if mask is None else (batch, BOXES, 4), dtype=torch.int32)
-    return [token_major(q), norm, sums, mass, box]
+    box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
+    return [token_major(q), q.new_empty(_state(*q.shape).size, dtype=torch.float32), box]
 
 
 OPERATOR = KernelOperator(
