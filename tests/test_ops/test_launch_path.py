@@ -293,7 +293,7 @@ def test_parts_of_a_memory_are_the_same_by_address():
     parts = launching.Memory(*shapes)
     memory, *tensors = parts.allocate(torch.empty(1), SimpleNamespace(compiled=None))
     assert [tuple(x.shape) for x in tensors] == shapes
-    assert all((x.data_ptr() - memory.data_ptr()) % 64 == 0 for x in (tensors[0], tensors[3]))
+    assert all((x.data_ptr() - memory.data_ptr()) % 64 == 0 for x in tensors)
     addresses = parts.parts(memory, SimpleNamespace(compiled='kernel'))
     assert addresses == [x.data_ptr() for x in tensors]
     for i, x in enumerate(tensors):
@@ -301,18 +301,20 @@ def test_parts_of_a_memory_are_the_same_by_address():
     assert all((x == i).all() for i, x in enumerate(tensors))  # none overlaps another
 
 
-def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean):
+@pytest.mark.parametrize('call', CALLS)
+def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean, call):
     """A compiled kernel of aligned tensors would read the wrong addresses."""
     seen = fake_gpu(monkeypatch, 'H100')
     starts = []
     start = launching.start
-    monkeypatch.setattr(launching, 'start', lambda *args: starts.append(1) or start(*args))
+    monkeypatch.setattr(launching, 'start', lambda *args: starts.append(args[1]) or start(*args))
     key = partition.CallKey.of
     monkeypatch.setattr(partition.CallKey, 'of', lambda *x: key(*x)._replace(aligned=False))
     for _ in range(2):
-        run(CALLS['mala'][1], torch.half, 64)
-    assert len(seen) == 12
-    assert len(starts) == 12 - 2  # the reduction reads new tensors alone
+        run(CALLS[call][1], torch.half, 64)
+    assert len(starts) == len(seen) > 0
+    # Triton would take an address for a number.
+    assert all(isinstance(x, torch.Tensor) for tensors in starts for x in tensors)
 
 
 def test_launches_go_to_the_device_of_the_tensors(monkeypatch, clean):

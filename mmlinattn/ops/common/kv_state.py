@@ -130,7 +130,7 @@ class KVStateLaunches:
         if splits > 1:
             # One row: all elements of a head share a mass.
             mode = SOFTMAX if self.scored else MEAN
-            self.reduce = sum_of_chunks(k.batch * k.heads, splits, 1, rows * size, mode=mode)
+            self.reduce = sum_of_chunks(key, k.batch * k.heads, splits, 1, rows * size, mode=mode)
             scratch += [chunks, (*chunks, rows, size)]
         self.scratch = scratch
 
@@ -148,8 +148,8 @@ class KVStateLaunches:
                 where BD is the padded head dim.
             mass: (B, heads), the number of real tokens, at least 1; with scores the log of the sum
                 of their exponentials.
-            scratch: tensors of the shapes ``self.scratch``.
-            queries: partial sums of phi(q) of RALA (B, heads, query_splits, BD) and their numbers
+            scratch: parts of a memory with the shapes ``self.scratch``.
+            queries: in RALA partial sums of phi(q) (B, heads, query_splits, BD) and their numbers
                 of tokens; the mean (B, heads, BD) and number (B, heads) that are written.
         """
         top = scratch[0] if self.scored else mass

@@ -53,7 +53,10 @@ class Launch:
         self.compiled: Any = None
 
     def __call__(self, *tensors: Any) -> None:
-        """Launch the kernel on the current stream; parts of a :class:`Memory` are tensors too."""
+        """Launch the kernel on the current stream.
+
+        Instead of tensors a compiled kernel takes the addresses of :meth:`Memory.parts` too.
+        """
         compiled = self.compiled
         if compiled is None:
             compiled = start(self, tensors)
@@ -69,10 +72,10 @@ class Launch:
 
 
 class Memory:
-    """Float32 tensors of a pass in one allocation: each takes the host as long as a launch.
+    """Layout of several float32 tensors in one allocation; each costs the host as much as a launch.
 
     Args:
-        shapes: of the tensors. They begin at multiples of 64 bytes, except scalars (B, heads).
+        shapes: of the tensors, which begin at multiples of 64 bytes.
     """
 
     __slots__ = 'places', 'size'
@@ -81,20 +84,19 @@ class Memory:
         self.places: List[Tuple[int, Sequence[int]]] = []
         self.size = 0
         for shape in shapes:
-            if len(shape) > 2:
-                self.size = -(-self.size // 16) * 16
             self.places.append((self.size, shape))
-            self.size += math.prod(shape)
+            self.size += -(-math.prod(shape) // 16) * 16
 
     def allocate(self, like: Tensor, last: Launch) -> List[Any]:
         """Return new memory on the device of ``like``, and its :meth:`parts`."""
-        memory = like.new_empty(self.size, dtype=torch.float32)
+        memory = like.new_empty(self.size, dtype=torch.float32) if self.places else like
         return [memory, *self.parts(memory, last)]
 
     def parts(self, memory: Tensor, last: Launch) -> List[Any]:
-        """Return the tensors in ``memory``; addresses if ``last``, the pass's last launch, has run.
+        """Return the tensors in ``memory``, or once ``last`` is compiled their addresses.
 
-        Addresses are valid as long as the caller holds the memory.
+        ``last`` is the last launch of the pass; all launches that take the parts are compiled with
+        it. Addresses are valid as long as the caller holds the memory.
         """
         if last.compiled is None:
             return [memory[i : i + math.prod(shape)].view(shape) for i, shape in self.places]

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from .launch import Launch
 from .launch_table import Config
+from .partition import CallKey
 from .triton_helpers import LOWEST
 
 # Elements that a program holds at once: the chunks, at most 32, by their columns.
@@ -61,7 +62,7 @@ def _reduce_kernel(
 
 
 def sum_of_chunks(
-    count: int, splits: int, rows: int, cols: int, *, outer: int = 1,
+    key: CallKey, count: int, splits: int, rows: int, cols: int, *, outer: int = 1,
     size: Optional[Tuple[int, int]] = None, parts: int = 1, mode: int = SUM,
 ) -> Launch:  # fmt: skip
     """Return the launch that sums chunks, with arguments ``(PARTS, TOP, MASS, OUT, OUT2, TOTAL)``.
@@ -71,6 +72,7 @@ def sum_of_chunks(
     masses of at least 1, with SOFTMAX the log of the sum of all weights.
 
     Args:
+        key: key of the call.
         count: number of sums: heads of all images, or of one if images are summed.
         splits: number of chunks of a head.
         rows, cols: shape of a part; PARTS is contiguous (B, heads, splits, parts, rows, cols).
@@ -86,5 +88,4 @@ def sum_of_chunks(
     config = Config(block=columns, warps=4, stages=2, registers=0, shared=0)
     grid = (count, -(-rows * cols // columns), parts)
     sizes = (outer, count, splits, parts * rows * cols)
-    # All tensors are new, and so aligned.
-    return Launch(_reduce_kernel, grid, sizes, constants, config, True)
+    return Launch(_reduce_kernel, grid, sizes, constants, config, key.aligned)

@@ -238,7 +238,7 @@ class _BackwardLaunches:
         self.scratch = Memory(*[(q.batch, q.heads, splits, *size) for size in sizes])
         # Parameters that the heads share: all heads are images of one.
         count, outer = (q.heads, q.batch) if per_head else (1, q.batch * q.heads)
-        self.add = [sum_of_chunks(count, splits, *size, outer=outer) for size in sizes]
+        self.add = [sum_of_chunks(key, count, splits, *size, outer=outer) for size in sizes]
 
 
 def backward(

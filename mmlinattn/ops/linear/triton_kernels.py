@@ -350,7 +350,7 @@ class KernelOptions(NamedTuple):
 
 
 def _state(kind: str, heads: Tuple[int, int], dim: int) -> Memory:
-    """Return S, z and in MALA mean(v); in RALA the mean and number of queries; and the mass."""
+    """Lay out S, z and in MALA mean(v); in RALA the mean and number of queries; and the mass."""
     size = padded(dim)
     sums = (*heads, size + (2 if kind == 'mala' else 1), size)
     return Memory(sums, *[(*heads, size), heads] * (kind == 'rala'), heads)
@@ -452,12 +452,14 @@ class _BackwardLaunches(_Launches):
         name = 'rala_query_sums' if self.scored else f'{self.prefix}query_backward'
         self.query_sums = over_queries(name, True, not self.scored)
         splits, size = self.query_sums.splits, (self.rows, self.bd)
-        self.add_sums = sum_of_chunks(q.batch * q.heads, splits, *size)
-        scratch = [(*self.heads, splits, *size), (*self.heads, *size)]
-        self.last = self.keys
+        scratch: List[Tuple[int, ...]] = [(*self.heads, splits, *size)]
+        self.last, self.add_sums = self.keys, None
         if self.scored:
             self.last = over_queries('rala_query_backward', False, True)
             scratch.append((*self.heads, self.keys.splits, self.bd))
+        if splits > 1:
+            self.add_sums = sum_of_chunks(key, q.batch * q.heads, splits, *size)
+            scratch.append((*self.heads, *size))
         self.scratch = Memory(*scratch)
 
 
@@ -472,13 +474,13 @@ def backward(
     padding = as_bytes(mask, q)
     images, axes = q if images is None else images, q if axes is None else axes
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    _memory, parts, d_sums, *d_mean = launches.scratch.allocate(q, launches.last)
+    _memory, parts, *rest = launches.scratch.allocate(q, launches.last)
     launches.query_sums(q, grad, padding, images, axes, sums, mass, q, dq, parts)
-    if launches.query_sums.splits > 1:
+    d_sums = parts
+    if launches.add_sums is not None:
+        d_sums = rest.pop()
         launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
-    else:
-        d_sums = parts
-    mean, count, d_mean = (*scores, *d_mean) if launches.scored else (k, k, d_sums)
+    mean, count, d_mean = (*scores, *rest) if launches.scored else (k, k, d_sums)
     launches.keys(k, v, padding, images, axes, mean, count, mass, sums, d_sums, dk, dv, d_mean)
     if launches.scored:
         launches.last(q, grad, padding, images, axes, sums, mass, d_mean, dq, d_sums)

@@ -148,12 +148,13 @@ def check_anchors(q: Tensor, **both: Tensor) -> None:
     """Raise ValueError unless both anchors are (heads, M, d) or (B, heads, M, d) with one M."""
     batch, heads, _, dim = q.shape
     for name, anchors in both.items():
-        *lead, count, width = anchors.shape if anchors.dim() > 1 else (0, 0)
+        shape = anchors.shape
         # By length: an exported graph must not compare its symbolic batch size with the heads.
-        if lead != ([heads] if len(lead) == 1 else [batch, heads]) or width != dim or count < 1:
+        lead = (heads,) if len(shape) == 3 else (batch, heads)
+        if shape[:-2] != lead or shape[-1] != dim or shape[-2] < 1:
             raise ValueError(
                 f'{name} must have shape (heads, M, d) = ({heads}, M, {dim}) or '
-                f'({batch}, {heads}, M, {dim}) with M >= 1, got {tuple(anchors.shape)}'
+                f'({batch}, {heads}, M, {dim}) with M >= 1, got {tuple(shape)}'
             )
         if anchors.device != q.device:
             raise ValueError(f'{name} is on {anchors.device}, q is on {q.device}')

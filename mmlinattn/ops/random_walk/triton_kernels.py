@@ -344,7 +344,7 @@ def _backward_kernel(
 
 
 def _state(heads: Sequence[int], dim: int, num_anchors: int, options: Walk) -> Memory:
-    """Return S and the log of the masses; after several steps S is beside W, and X is last."""
+    """Lay out S and the log of the masses; after several steps S beside W, the masses and X."""
     bd, bm = padded(dim), padded(num_anchors)
     if options.steps == 1:
         return Memory((*heads, bm, bd), (*heads, bm))
@@ -385,7 +385,8 @@ class _Launches:
         """Return a launch of one program per head, which adds ``splits`` chunks."""
         config = split_tokens(name, self.q, self.num_anchors)[0]
         constants = dict(BD=self.bd, BM=self.bm, ENDLESS=self.key.options.steps is None, **flags)
-        return Launch(kernel, (self.count,), (*self.walk, splits), constants, config, True)
+        sizes, aligned = (*self.walk, splits), self.key.aligned
+        return Launch(kernel, (self.count,), sizes, constants, config, aligned)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -403,7 +404,7 @@ class _ForwardLaunches(_Launches):
         solver_adds = self.has_transition and self.few(splits)
         self.reduce = None
         if splits > 1 and not solver_adds:
-            self.reduce = sum_of_chunks(self.count, splits, self.bm, cols, mode=SOFTMAX)
+            self.reduce = sum_of_chunks(key, self.count, splits, self.bm, cols, mode=SOFTMAX)
         self.scratch = Memory(chunks, *[chunks, (*chunks, cols)] * (splits > 1))
         if self.has_transition:
             self.solve = self.between_anchors(
@@ -452,7 +453,7 @@ class _BackwardLaunches(_Launches):
         splits, size = self.output.splits, (self.bm, self.bd)
         self.add_x = None
         if splits > 1 and not self.few(splits):
-            self.add_x = sum_of_chunks(self.count, splits, *size)
+            self.add_x = sum_of_chunks(key, self.count, splits, *size)
         self.solve = self.between_anchors(
             'anchor_solver_backward', _solver_backward_kernel, splits,
             HAS_TRANSITION=self.has_transition, ADD=self.few(splits),
@@ -464,10 +465,12 @@ class _BackwardLaunches(_Launches):
         )  # fmt: skip
         count, outer = (self.count, 1) if self.own_anchors else (q.heads, q.batch)
         self.add_anchors = sum_of_chunks(
-            count, self.tokens.splits, *size, outer=outer, size=(self.num_anchors, q.dim), parts=2
-        )
-        parts = [(splits, *size), size, (self.tokens.splits, 2, *size), (self.bm,)]
-        self.scratch = Memory(*[(*self.heads, *x) for x in parts])
+            key, count, self.tokens.splits, *size, outer=outer, size=(self.num_anchors, q.dim),
+            parts=2,
+        )  # fmt: skip
+        shapes = (self.bm,), (self.tokens.splits, 2, *size), (splits, *size)
+        shapes = *shapes, *[size] * (self.add_x is not None)
+        self.scratch = Memory(*[(*self.heads, *shape) for shape in shapes])
 
 
 def backward(
@@ -480,12 +483,11 @@ def backward(
     bd, bm, last = launches.bd, launches.bm, launches.add_anchors
     sums, lse, *x = launches.state.parts(state, last)
     x = x[0] if x else sums
-    _memory, x_parts, dx, parts, delta = launches.scratch.allocate(q, last)
-    launches.output(q, anchors_k, grad, x_parts)
+    _memory, delta, parts, dx, *total = launches.scratch.allocate(q, last)
+    launches.output(q, anchors_k, grad, dx)
     if launches.add_x is not None:
-        launches.add_x(x_parts, x_parts, x_parts, dx, dx, dx)
-    else:
-        dx = x_parts
+        launches.add_x(dx, dx, dx, *total * 3)
+        (dx,) = total
     ds, dw = q.new_empty((*launches.heads, bm, bd)), q.new_empty((*launches.heads, bm, bm))
     launches.solve(sums, x, dx, ds, dw, delta)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)

@@ -370,7 +370,7 @@ class KernelOptions(NamedTuple):
 
 
 def _state(batch: int, heads: int, num_tokens: int, dim: int) -> Memory:
-    """Return S and z of the keys, normalisers of the queries, and the number of keys."""
+    """Lay out S and z of the keys, normalisers of the queries, and the number of keys."""
     size = padded(dim)
     return Memory((batch, heads, size + 1, size), (batch, heads, num_tokens), (batch, heads))
 
@@ -458,8 +458,10 @@ class _BackwardLaunches(_Launches):
             *self.sizes[2:], **self.constants,
         )  # fmt: skip
         splits, size = self.far.splits, (self.bd + 1, self.bd)
-        self.add_sums = sum_of_chunks(q.batch * q.heads, splits, *size)
-        shapes = (q.num_tokens,), (splits, *size), size
+        self.add_sums = None
+        if splits > 1:
+            self.add_sums = sum_of_chunks(key, q.batch * q.heads, splits, *size)
+        shapes = (q.num_tokens,), (splits, *size), *[size] * (splits > 1)
         self.scratch = Memory(*[(*self.heads, *shape) for shape in shapes])
 
 
@@ -471,15 +473,14 @@ def backward(
     state, box = saved
     launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
     sums, norm, mass = launches.state.parts(state, launches.keys)
-    _memory, d_norm, parts, d_sums = launches.scratch.allocate(q, launches.keys)
+    _memory, d_norm, d_sums, *total = launches.scratch.allocate(q, launches.keys)
     padding, d_weights = as_bytes(mask, q), weights.new_empty(weights.shape)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
     launches.queries(q, k, v, weights, box, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
-    launches.far(q, weights, box, mass, norm, d_norm, grad, parts)
-    if launches.far.splits > 1:
-        launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
-    else:
-        d_sums = parts
+    launches.far(q, weights, box, mass, norm, d_norm, grad, d_sums)
+    if launches.add_sums is not None:
+        launches.add_sums(d_sums, d_sums, d_sums, *total * 3)
+        (d_sums,) = total
     launches.keys(q, k, v, weights, box, padding, norm, d_norm, grad, d_sums, mass, dk, dv)
     return dq, dk, dv, d_weights
 
