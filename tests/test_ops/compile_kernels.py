@@ -37,7 +37,7 @@ COMMON = dict(
 )  # fmt: skip
 RALA = dict(SCORED=True, OF_MEAN=True)
 MALA = dict(EXTRA_ROWS=2, OF_MEAN=True)
-TILES = dict(T=8, REACH=3, BX=16, BR=8, BOXES=64)  # R = 4, the paper's
+TILES = dict(T=8, REACH=3, BX=16, BR=8)  # R = 4, the paper's
 # Kernel and flags of each row of the table; rotary position is d / 4 angles.
 CASES = {
     'adaptive': (learnt._forward_kernel, {}),
@@ -114,7 +114,7 @@ def build(kernel, dtype_class, arch, config, **flags):
         if name in flags:
             signature[name], constants[name] = 'constexpr', flags[name]
             continue
-        if name in ('MASK', 'BOX', 'IMAGES'):
+        if name in ('MASK', 'IMAGES'):
             signature[name] = '*u8' if name == 'MASK' else '*i32'
         elif name.isupper() and name not in ('CHUNK', 'H', 'N'):
             signature[name] = POINTERS[dtype_class] if name in TOKENS else '*fp32'
@@ -226,7 +226,6 @@ def check_units(args):
     for mode in (reduction.SUM, reduction.MEAN, reduction.SOFTMAX):
         shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
         build(reduction._reduce_kernel, 'half', 90, small, **shape, **units)
-    build(ripple._box_kernel, 'half', 90, small, BN=1024, **units)
 
 
 def check_table(args):

@@ -489,11 +489,10 @@ class Launches(TorchDispatchMode):
 @pytest.mark.parametrize(
     'name, most_forward, most_backward',
     [('linear', 2, 2), ('rala', 3, 3), ('walk', 3, 5), ('step', 2, 5), ('ripple', 2, 3),
-     ('padded', 3, 3), ('adaptive', 1, 4)],
+     ('adaptive', 1, 4)],
 )  # fmt: skip
 def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward):
-    """All between two passes over the tokens is one kernel: no operation of torch, but where
-    boxes of padding are looked for, which ripple attention needs."""
+    """All between two passes over the tokens is one kernel, and no operation of torch."""
     q, k, v = torch.rand(3, 2, 1, 20, 16, device=DEVICE, dtype=torch.bfloat16).requires_grad_()
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     anchors = [torch.rand(1, 5, 16, device=DEVICE).requires_grad_() for _ in range(2)]
@@ -510,15 +509,12 @@ def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward)
             return adaptive_features(*leaves[:2], *learnt, backend='triton')
         if name == 'rala':
             return rala_attention(*leaves, rotary=rotary, key_padding_mask=mask, backend='triton')
-        if name in ('ripple', 'padded'):
-            masked = mask if name == 'padded' else None
-            return ripple_attention(
-                *leaves, rings, hw_shape=(4, 5), key_padding_mask=masked, backend='triton'
-            )
+        if name == 'ripple':
+            return ripple_attention(*leaves, rings, hw_shape=(4, 5), backend='triton')
         steps = 1 if name == 'step' else None
         return random_walk_attention(*leaves, *anchors, steps=steps, backend='triton')
 
-    of_name = {'walk': anchors, 'step': anchors, 'ripple': [rings], 'padded': [rings]}
+    of_name = {'walk': anchors, 'step': anchors, 'ripple': [rings]}
     sources = [*leaves, *of_name.get(name, [])]
     if name == 'adaptive':
         sources = [*leaves[:2], *learnt]

@@ -106,7 +106,7 @@ CALLS = {
         ),
     ),
     'ripple': (
-        (['_box_kernel', *RIPPLE[0]], RIPPLE[1]),
+        RIPPLE,
         lambda q, k, v, o: ripple_attention(q, k, v, q.new_empty(B, H, N, 5), hw_shape=HW, **o),
     ),
     'packed': (

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import choose_backend
 from ..common.numerics import is_exporting
-from .groups import RippleOptions, check_groups
+from .groups import RippleOptions, check_groups, drop_empty_last
 from .reference import ripple_reference
 from .rows import ripple_rows
 from .sat import ripple_sat
@@ -95,7 +95,9 @@ def ripple_attention(
         'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
     )
     if chosen == 'triton':
-        kernels = _kernels()
+        kernels, last = _kernels(), weights.shape[-1] - 1
+        if key_padding_mask is not None or max(hw_shape) // 2 < last:
+            weights = drop_empty_last(weights, hw_shape, last, key_padding_mask)
         kernel_options = kernels.options(*hw_shape, float(eps))
         return kernels(kernel_options, q, k, v, weights, key_padding_mask)
     if chosen == 'reference':

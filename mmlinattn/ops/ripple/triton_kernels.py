@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..common.kv_state import KVStateLaunches
 from ..common.launch import KernelOperator, Launch, Memory, as_bytes
-from ..common.launch_table import Config
 from ..common.numerics import token_major
 from ..common.partition import (
     CallKey,
@@ -46,8 +45,6 @@ KERNELS = (
     'kv_state', 'ripple', 'ripple_query_backward', 'ripple_far_backward', 'ripple_key_backward',
 )  # fmt: skip
 TILE = 8
-# Programs that search the real tokens of an image.
-BOXES = 64
 # Reach of the halo of a tile; beyond it summed-area tables cost less.
 MAX_DISTANCE = 16
 
@@ -99,19 +96,6 @@ def _distance(y1, x1, y2, x2):
 
 
 @triton.jit
-def _some_far(box, y, x, height, width, REACH: tl.constexpr, BOXES: tl.constexpr,
-              HAS_MASK: tl.constexpr):  # fmt: skip
-    """Return 1 for tokens with a real token in the last group, else 0."""
-    low_y, low_x, high_y, high_x = 0, 0, height - 1, width - 1
-    if HAS_MASK:
-        part = box + tl.arange(0, BOXES) * 4
-        low_y, low_x = tl.min(tl.load(part), 0), tl.min(tl.load(part + 1), 0)
-        high_y, high_x = tl.max(tl.load(part + 2), 0), tl.max(tl.load(part + 3), 0)
-    farthest = tl.maximum(tl.maximum(y - low_y, high_y - y), tl.maximum(x - low_x, high_x - x))
-    return tl.where(farthest > REACH, 1.0, 0.0)
-
-
-@triton.jit
 def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexpr):
     """Load the weights of tokens as float32 (tokens, groups), 0 outside."""
     tokens = tokens.to(tl.int64)
@@ -121,16 +105,13 @@ def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexp
 
 
 @triton.jit
-def _ring_weights(
-    base, tokens, groups, some_far, stride_n, stride_r, N, REACH: tl.constexpr
-):  # fmt: skip
+def _ring_weights(base, tokens, groups, stride_n, stride_r, N, REACH: tl.constexpr):
     """Return weights of the last group (tokens,), and the excess of the others (tokens, groups).
 
-    The excess is 0 from the last group on. The last weight is 0 where that group is empty: sums of
-    the whole map minus the near tokens would leave rounding errors.
+    The excess is 0 from the last group on.
     """
     weights = _load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 2)
-    last = tl.sum(tl.where((groups == REACH + 1)[None, :], weights, 0.0), 1) * some_far
+    last = tl.sum(tl.where((groups == REACH + 1)[None, :], weights, 0.0), 1)
     return last, tl.where((groups <= REACH)[None, :], weights - last[:, None], 0.0)
 
 
@@ -141,44 +122,19 @@ def _pick(near, distance, REACH: tl.constexpr):
 
 
 @triton.jit
-def _box_kernel(MASK, BOX, N, height, width, CHUNK, BN: tl.constexpr):
-    """Find the bounding box of the real tokens of a chunk: low row, column, high row, column."""
-    image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    low_y, low_x = tl.full((), 1 << 30, tl.int32), tl.full((), 1 << 30, tl.int32)
-    high_y, high_x = tl.full((), -(1 << 30), tl.int32), tl.full((), -(1 << 30), tl.int32)
-    for start in range(part * CHUNK, tl.minimum((part + 1) * CHUNK, N), BN):
-        rows = start + tl.arange(0, BN)
-        real = real_tokens(MASK + image * N, rows, N, True)
-        y, x = rows // width, rows % width
-        low_y = tl.minimum(low_y, tl.min(tl.where(real, y, 1 << 30), 0))
-        low_x = tl.minimum(low_x, tl.min(tl.where(real, x, 1 << 30), 0))
-        high_y = tl.maximum(high_y, tl.max(tl.where(real, y, -(1 << 30)), 0))
-        high_x = tl.maximum(high_x, tl.max(tl.where(real, x, -(1 << 30)), 0))
-    at = BOX + (image * tl.num_programs(1) + part) * 4
-    tl.store(at, low_y)
-    tl.store(at + 1, low_x)
-    tl.store(at + 2, high_y)
-    tl.store(at + 3, high_x)
-
-
-@triton.jit
 def _forward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, MASS, OUT, NORM,
+    Q, K, V, WEIGHT, MASK, SUMS, MASS, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
-    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
-    HAS_MASK: tl.constexpr,
+    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute the output of a tile of queries, and their normalisers."""
     head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
-    some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
-    far, near = _ring_weights(
-        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH
-    )
+    far, near = _ring_weights(WEIGHT + b * swb + h * swh, rows, groups, swn, swr, N, REACH)
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     # Scores of scaled queries fit float16; total and norm are linear in them.
     scale = tl.maximum(tl.max(q, 1), 1.0)
@@ -215,12 +171,11 @@ def _shared_value(SUMS, BD: tl.constexpr):
 
 @triton.jit
 def _query_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, SUMS, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
+    Q, K, V, WEIGHT, MASK, SUMS, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
-    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
-    HAS_MASK: tl.constexpr,
+    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of queries and weights, and of each normaliser times itself.
 
@@ -233,10 +188,7 @@ def _query_backward_kernel(
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
-    some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
-    far, near = _ring_weights(
-        WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH
-    )
+    far, near = _ring_weights(WEIGHT + b * swb + h * swh, rows, groups, swn, swr, N, REACH)
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
     state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
@@ -275,7 +227,6 @@ def _query_backward_kernel(
     tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
     d_weight = (d_weight + d_norm[:, None] * d_weight_norm) * (1 / norm / mass)[:, None]
     of_last = (d_last + d_norm * d_far_z) / norm - tl.sum(d_weight, 1)
-    of_last *= some_far
     d_weight += tl.where(groups[None, :] == REACH + 1, of_last[:, None], 0.0)
     size: tl.constexpr = REACH + 2
     store_rows(DWEIGHT + head * N * size, d_weight, rows, groups, size, 1, N, size)
@@ -283,10 +234,9 @@ def _query_backward_kernel(
 
 @triton.jit
 def _far_backward_kernel(
-    Q, WEIGHT, BOX, MASS, NORM, DNORM, DOUT, DSUMS,
-    sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, height, width, CHUNK,
+    Q, WEIGHT, MASS, NORM, DNORM, DOUT, DSUMS,
+    sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, CHUNK,
     D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-    BOXES: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of the sums of linear attention over a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -297,12 +247,7 @@ def _far_backward_kernel(
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-        some_far = _some_far(
-            BOX + b * BOXES * 4, rows // width, rows % width, height, width, REACH, BOXES, HAS_MASK
-        )
-        far, _ = _ring_weights(
-            WEIGHT + b * swb + h * swh, rows, groups, some_far, swn, swr, N, REACH
-        )
+        far, _ = _ring_weights(WEIGHT + b * swb + h * swh, rows, groups, swn, swr, N, REACH)
         norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
         q *= (far / norm)[:, None]
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
@@ -318,12 +263,11 @@ def _far_backward_kernel(
 
 @triton.jit
 def _key_backward_kernel(
-    Q, K, V, WEIGHT, BOX, MASK, NORM, DNORM, DOUT, DSUMS, MASS, DK, DV,
+    Q, K, V, WEIGHT, MASK, NORM, DNORM, DOUT, DSUMS, MASS, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
-    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BOXES: tl.constexpr,
-    HAS_MASK: tl.constexpr,
+    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of the keys and values of a tile."""
     head, top, left, ky, kx, rows = _tile_tokens(T, height, width)
@@ -346,10 +290,7 @@ def _key_backward_kernel(
         grad = load_rows(DOUT + b * sgb + h * sgh, tokens, cols, sgn, sgd, N, D)
         q *= (1 / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0))[:, None]
         d_norm = tl.load(DNORM + head * N + tokens, mask=tokens < N, other=0.0)
-        some_far = _some_far(BOX + b * BOXES * 4, qy, qx, height, width, REACH, BOXES, HAS_MASK)
-        _, near = _ring_weights(
-            WEIGHT + b * swb + h * swh, tokens, groups, some_far, swn, swr, N, REACH
-        )
+        _, near = _ring_weights(WEIGHT + b * swb + h * swh, tokens, groups, swn, swr, N, REACH)
         local = tl.trans(_pick(near, _distance(qy, qx, ky, kx), REACH))  # [keys, queries]
         scores = product_across(k, transposed(q, kind), kind) * (local * inverse)
         dv += product(scores, grad, kind)
@@ -387,7 +328,7 @@ class _Launches:
         reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.columns = triton.next_power_of_2(TILE + 2 * reach)
         self.constants = dict(
-            REACH=reach, BOXES=BOXES, HAS_MASK=key.shapes[4] is not None,
+            REACH=reach, HAS_MASK=key.shapes[4] is not None,
             # Triton 3.6 cannot compile a gather from two columns.
             BR=max(8, triton.next_power_of_2(num_groups)),
         )  # fmt: skip
@@ -413,17 +354,10 @@ class _ForwardLaunches(_Launches):
         strides = (*q.strides, *k, *v, *weights, *token_strides(q))
         self.ripple = self.over_tiles('ripple', _forward_kernel, strides, key.options.eps)
         self.scratch = Memory(*self.kv_state.scratch)
-        chunk = -(-q.num_tokens // BOXES)
-        self.box = Launch(
-            _box_kernel, (q.batch, BOXES), (*self.sizes[1:], chunk), dict(BN=1024),
-            Config(1024, 4, 2, 0, 0), key.aligned,
-        )  # fmt: skip
 
 
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    """Return the output, the state, see :func:`_state`, and boxes.
-
-    The boxes are bounding boxes of the real tokens, (B, BOXES, 4) int32; empty without padding.
+    """Return the output and the state, see :func:`_state`.
 
     Args:
         options: options of the kernels.
@@ -432,15 +366,12 @@ def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     """
     q, k, v, weights, mask = tensors
     launches, padding = _ForwardLaunches(CallKey.of(options, *tensors)), as_bytes(mask, q)
-    box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
-    if mask is not None:
-        launches.box(padding, box)
     state, sums, norm, mass = launches.state.allocate(q, launches.ripple)
     _memory, *scratch = launches.scratch.allocate(q, launches.ripple)
     launches.kv_state(k, v, padding, q, q, sums, mass, scratch)
     out = token_major(q)
-    launches.ripple(q, k, v, weights, box, padding, sums, mass, out, norm)
-    return [out, state, box]
+    launches.ripple(q, k, v, weights, padding, sums, mass, out, norm)
+    return [out, state]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -455,7 +386,7 @@ class _BackwardLaunches(_Launches):
         self.keys = self.over_tiles('ripple_key_backward', _key_backward_kernel, strides)
         self.far = key.over_tokens(
             'ripple_far_backward', _far_backward_kernel, q, (*q.strides, *weights, *grad),
-            *self.sizes[2:], **self.constants,
+            REACH=self.constants['REACH'], BR=self.constants['BR'],
         )  # fmt: skip
         splits, size = self.far.splits, (self.bd + 1, self.bd)
         self.add_sums = None
@@ -470,25 +401,24 @@ def backward(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and the weights."""
     (grad,), (q, k, v, weights, mask) = grads, tensors
-    state, box = saved
+    (state,) = saved
     launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
     sums, norm, mass = launches.state.parts(state, launches.keys)
     _memory, d_norm, d_sums, *total = launches.scratch.allocate(q, launches.keys)
     padding, d_weights = as_bytes(mask, q), weights.new_empty(weights.shape)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    launches.queries(q, k, v, weights, box, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
-    launches.far(q, weights, box, mass, norm, d_norm, grad, d_sums)
+    launches.queries(q, k, v, weights, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
+    launches.far(q, weights, mass, norm, d_norm, grad, d_sums)
     if launches.add_sums is not None:
         launches.add_sums(d_sums, d_sums, d_sums, *total * 3)
         (d_sums,) = total
-    launches.keys(q, k, v, weights, box, padding, norm, d_norm, grad, d_sums, mass, dk, dv)
+    launches.keys(q, k, v, weights, padding, norm, d_norm, grad, d_sums, mass, dk, dv)
     return dq, dk, dv, d_weights
 
 
 def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    q, mask = tensors[0], tensors[4]
-    box = q.new_empty(0 if mask is None else (q.shape[0], BOXES, 4), dtype=torch.int32)
-    return [token_major(q), q.new_empty(_state(*q.shape).size, dtype=torch.float32), box]
+    q = tensors[0]
+    return [token_major(q), q.new_empty(_state(*q.shape).size, dtype=torch.float32)]
 
 
 OPERATOR = KernelOperator(
