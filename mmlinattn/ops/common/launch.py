@@ -72,7 +72,7 @@ class Launch:
 
 
 class Memory:
-    """Layout of several float32 tensors in one allocation; each costs the host as much as a launch.
+    """Layout of several float32 tensors in one allocation, as every allocation costs the host time.
 
     Args:
         shapes: of the tensors, which begin at multiples of 64 bytes.
