@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.recordings import below
+
 
 def random_tensors(shapes):
     generator = torch.Generator().manual_seed(0)
@@ -18,10 +20,6 @@ def random_tensors(shapes):
 def tensors():
     """Return the function that makes random tensors of a dict of names and shapes."""
     return random_tensors
-
-
-def below(tensors, prefix):
-    return {k[len(prefix) :]: v.clone() for k, v in tensors.items() if k.startswith(prefix)}
 
 
 @pytest.fixture

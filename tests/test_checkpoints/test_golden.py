@@ -8,7 +8,7 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.checkpoints.converters import convert
-from tests.test_checkpoints.conftest import below
+from tests.recordings import below
 
 LAYOUTS = {
     'ravlt_released': ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention'),

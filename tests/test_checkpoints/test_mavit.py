@@ -1,7 +1,5 @@
 """MALA against recorded tensors, and weights of MAViT kept apart from RAVLT's."""
 
-import json
-
 import pytest
 import torch
 from mmengine.registry import MODELS
@@ -12,31 +10,20 @@ from mmlinattn.checkpoints import CheckpointError, check_fits, save_checkpoint
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MAViT
 from mmlinattn.models.layers import MALA
-from tests.test_checkpoints.conftest import below
+from tests.recordings import assert_equals_recording, below, load_case
 
 BN = dict(type='BN')
 
 
 @pytest.mark.parametrize('case', ['linear', 'linear_padded'])
 def test_layer_outputs_and_gradients(golden, case):
-    tensors, metadata = golden('mala')
-    hw_shape = tuple(json.loads(metadata['cases'])[case]['hw'])
-    tensors = below(tensors, f'{case}.')
-    attn = MALA(24, 2).double()
+    attn = MALA(24, 2)
 
-    def ours(values):
-        renamed = {k.replace('qkvo', 'in_proj'): v for k, v in values.items()}
+    def ours(state):
+        renamed = {k.replace('qkvo', 'in_proj'): v for k, v in state.items()}
         return {k: v.reshape(attn.get_parameter(k).shape) for k, v in renamed.items()}
 
-    attn.load_state_dict(ours(below(tensors, 'state.')))
-    x, mask = tensors['in.x'].clone().requires_grad_(), tensors.get('in.key_padding_mask')
-    out = attn(x, hw_shape, key_padding_mask=mask)
-    keep = slice(None) if mask is None else ~mask
-    assert (out - tensors['out'])[keep].abs().max() < 1e-9
-    (out * tensors['in.cotangent'])[keep].sum().backward()
-    assert (x.grad - tensors['grad.x'])[keep].abs().max() < 1e-9
-    for name, grad in ours(below(tensors, 'grad.state.')).items():
-        assert (attn.get_parameter(name).grad - grad).abs().max() < 1e-9, name
+    assert_equals_recording(attn, *load_case(golden, 'mala', case), ours)
 
 
 @pytest.mark.parametrize(

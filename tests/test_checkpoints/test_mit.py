@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from mmlinattn.checkpoints import CheckpointError, check_fits, save_checkpoint
 from mmlinattn.checkpoints.converters import convert, kind_of
 from mmlinattn.models.backbones import MixTransformer
+from tests.recordings import below
 
 ARCH = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 
@@ -46,16 +47,11 @@ def released() -> dict:
     return weights
 
 
-def backbone_of(weights: dict) -> dict:
-    start = 'backbone.'
-    return {name[len(start) :]: w for name, w in weights.items() if name.startswith(start)}
-
-
 def test_released_weights_load_strictly(released):
     converted = convert(released, source='mit')
     assert kind_of(converted) == 'classifier'
     assert torch.equal(converted['head.fc.weight'], released['head.weight'])
-    MixTransformer(ARCH).load_state_dict(backbone_of(converted), strict=True)
+    MixTransformer(ARCH).load_state_dict(below(converted, 'backbone.'), strict=True)
     in_proj = converted['backbone.stages.2.1.attn.in_proj.weight']
     assert torch.equal(in_proj[:24], released['block3.1.attn.q.weight'])
     assert torch.equal(in_proj[24:], released['block3.1.attn.kv.weight'])
@@ -103,16 +99,13 @@ def test_released_segmentor(released):
     weights['decode_head.linear_fuse.bn.num_batches_tracked'] = torch.tensor(3)
     converted = convert(weights, source='mit')
     assert kind_of(converted) == 'segmentor'
-    MixTransformer(ARCH).load_state_dict(backbone_of(converted), strict=True)
+    MixTransformer(ARCH).load_state_dict(below(converted, 'backbone.'), strict=True)
 
     ours = AllMLPHead(
         in_channels=ARCH['embed_dims'], in_index=[0, 1, 2, 3], channels=24, num_classes=19,
         norm_cfg=dict(type='BN'),
     ).eval()  # fmt: skip
-    start = 'decode_head.'
-    ours.load_state_dict(
-        {name[len(start) :]: w for name, w in converted.items() if name.startswith(start)}
-    )
+    ours.load_state_dict(below(converted, 'decode_head.'))
     levels = [torch.randn(2, dim, 16 >> i, 24 >> i) for i, dim in enumerate(ARCH['embed_dims'])]
     torch.testing.assert_close(ours(levels), released_head(weights, levels), rtol=1e-4, atol=1e-4)
 

@@ -12,16 +12,12 @@ from mmlinattn.checkpoints import CheckpointError, check_fits, load_state_dict, 
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MixTransformer, Swin, ViT
 from tests.foundation_models import renamed
+from tests.recordings import below
 
 ARCH = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
 MIT = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 SWIN = dict(embed_dims=(8, 16, 32, 64), depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8))
 CONVIT = [dict(type=f'{kind}Attention', qkv_bias=False) for kind in ('GatedPositional', 'Softmax')]
-
-
-def backbone_of(converted: dict) -> dict:
-    start = 'backbone.'
-    return {name[len(start) :]: v for name, v in converted.items() if name.startswith(start)}
 
 
 def randomise(model: nn.Module) -> nn.Module:
@@ -123,7 +119,7 @@ def test_names(case, tmp_path):
                 value[:64], value[64:]
             )  # fmt: skip
             theirs[f'blocks.{i}.attn.pos_proj.bias'] = torch.zeros(2)
-    converted = backbone_of(convert(theirs, source=source))
+    converted = below(convert(theirs, source=source), 'backbone.')
     assert converted.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
         assert torch.equal(converted[name], value), name
@@ -147,7 +143,7 @@ def test_a_class_token_without_position():
     theirs.pop('pos_grid')
     theirs['pos_embed'] = theirs['pos_embed'][:, 1:]  # timm's no_embed_class
     assert torch.equal(
-        backbone_of(convert(theirs, 'vit'))['embed.pos_embed'], model.embed.pos_embed
+        below(convert(theirs, 'vit'), 'backbone.')['embed.pos_embed'], model.embed.pos_embed
     )
 
 
@@ -189,7 +185,7 @@ def assert_equal(out, expected, bound=1e-6):
 
 
 def classify(converted, model, image):
-    model.load_state_dict(backbone_of(converted))
+    model.load_state_dict(below(converted, 'backbone.'))
     (features,) = model.eval()(image)
     features = features if features.dim() == 2 else features.mean((2, 3))
     return linear(features, converted['head.fc.weight'], converted['head.fc.bias'])
@@ -219,7 +215,7 @@ def test_outputs_of_vit_in_mmsegmentation(final_norm, side):
     )
     arch = dict(ARCH, patch_bias=False, final_norm=final_norm)
     model = ViT(arch, img_size=48, out_indices=layers).eval()
-    model.load_state_dict(backbone_of(converted), strict=True)
+    model.load_state_dict(below(converted, 'backbone.'), strict=True)
     image = torch.randn(2, 3, *side)
     for ours, theirs in zip(model(image), released(image), strict=True):
         assert_equal(ours, theirs)
@@ -280,11 +276,10 @@ def test_outputs_of_segformer_in_transformers(tmp_path):
     theirs, image = transformers.SegformerForSemanticSegmentation(cfg), torch.randn(2, 3, 70, 90)
     converted = convert(saved(theirs, tmp_path), 'mit')
     model = MixTransformer(MIT).eval()
-    model.load_state_dict(backbone_of(converted))
+    model.load_state_dict(below(converted, 'backbone.'))
     head = AllMLPHead(in_channels=MIT['embed_dims'], in_index=[0, 1, 2, 3], channels=24,
                       num_classes=9, norm_cfg=dict(type='BN')).eval()  # fmt: skip
-    start = 'decode_head.'
-    head.load_state_dict({k[len(start) :]: v for k, v in converted.items() if k.startswith(start)})
+    head.load_state_dict(below(converted, 'decode_head.'))
     assert_equal(head(model(image)), theirs(image).logits, 1e-4)
     theirs = transformers.SegformerForImageClassification(cfg)
     converted = convert(saved(theirs, tmp_path), 'mit')

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmlinattn.checkpoints.converters import convert, kind_of
-from tests.test_checkpoints.conftest import below
+from tests.recordings import below
 
 # The first and last categories of COCO, and those on both sides of gaps: class -> id.
 CLASS_IDS = {0: 1, 10: 11, 11: 13, 24: 27, 26: 31, 60: 67, 61: 70, 73: 84, 79: 90}

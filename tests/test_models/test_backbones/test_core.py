@@ -1,6 +1,5 @@
 """Core attention against recorded tensors of VECA, and against one masked N x N softmax."""
 
-import json
 import math
 
 import pytest
@@ -12,6 +11,7 @@ from mmlinattn.models.layers import CoreAttention, CoreCoordinates, build_attent
 from mmlinattn.models.layers.core import new_coordinates
 from mmlinattn.models.layers.rotary import RotaryCoordinates
 from mmlinattn.models.segmentors import EoMT
+from tests.recordings import assert_equals_recording, below, load_case
 
 NAMES = {
     'patch_embed.proj': 'embed.proj', 'norm_attn': 'norm1', 'norm_ffn': 'norm2', 'fc1': 'ffn.fc1',
@@ -19,10 +19,6 @@ NAMES = {
     'final_norm': 'norm',
 }  # fmt: skip
 TINY = dict(embed_dims=16, num_heads=2, depth=3, patch_size=8)
-
-
-def below(tensors, prefix):
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def ours(theirs):
@@ -54,8 +50,7 @@ def ours(theirs):
 
 @pytest.mark.parametrize('case', ['attention', 'attention_padded', 'block'])
 def test_recorded_layer(case, golden):
-    tensors, metadata = golden('veca')
-    tensors, info = below(tensors, f'{case}.'), json.loads(metadata['cases'])[case]
+    tensors, info = load_case(golden, 'veca', case)
     count, heads = info['cores'], info['kwargs']['num_heads']
     options = dict(num_cores=count, zero_frequencies=info['p_zero_freqs'])
     if case == 'block':
@@ -63,23 +58,10 @@ def test_recorded_layer(case, golden):
         layer = TransformerBlock(16, heads, 1.5, cfg, eps=1e-5, ffn='swiglu', own_cores=False)
     else:
         layer = CoreAttention(16, heads, own_cores=False, **options)
-    layer.double().load_state_dict(ours(below(tensors, 'state.')))
-    x, coords = (tensors[f'in.{name}'].clone().requires_grad_() for name in ('x', 'coords'))
-    mask = tensors.get('in.key_padding_mask')
-    given = dict(
-        num_extra_tokens=count, coords=CoreCoordinates(coords[:, :count], coords[:, count:])
-    )
-    given.update({} if mask is None else dict(key_padding_mask=mask))
-    out = layer(x, tuple(info['hw']), **given)
-    keep = torch.ones_like(out[..., :1]) if mask is None else ~mask[..., None]
-    assert ((out - tensors['out']) * keep).abs().max() < 1e-9
-    (out * tensors['in.cotangent']).sum().backward()
-    assert (x.grad - tensors['grad.x']).abs().max() < 1e-9
+    coords = tensors['in.coords'].requires_grad_()
+    places = CoreCoordinates(coords[:, :count], coords[:, count:])
+    assert_equals_recording(layer, tensors, info, ours, num_extra_tokens=count, coords=places)
     assert (coords.grad - tensors['grad.coords']).abs().max() < 1e-9
-    grads = ours(below(tensors, 'grad.state.'))
-    assert len(grads) == len(list(layer.parameters()))
-    for name, grad in grads.items():
-        assert (layer.get_parameter(name).grad - grad).abs().max() < 1e-9, name
 
 
 @pytest.mark.parametrize('file, case', [
@@ -87,8 +69,7 @@ def test_recorded_layer(case, golden):
 ])  # fmt: skip
 def test_recorded_model(file, case, golden):
     """A budget of cores is a model with fewer cores, which loads the first."""
-    tensors, metadata = golden(file)
-    tensors, info = below(tensors, f'{case}.'), json.loads(metadata['cases'])[case]
+    tensors, info = load_case(golden, file, case)
     sizes, exact = info['kwargs'], info['dtype'] == 'float64'
     attn = dict(
         type='CoreAttention', num_cores=info['active'] or sizes['num_query_tokens'],

@@ -1,6 +1,5 @@
 """H-ViT³ and ViT³ against recorded tensors of the release, and a step of real gradient descent."""
 
-import json
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +13,7 @@ from mmlinattn.models.layers import TTTAttention, ttt
 from mmlinattn.models.layers.ttt import _loss_sums
 from mmlinattn.models.necks import RAVLTNeck
 from mmlinattn.ops.common.rotary import Rotary, apply_rotary
+from tests.recordings import assert_equals_recording, below, load_case
 
 PLAIN = 'TTTAttention'
 # The recorded layers, in the place that the release gives them in its models.
@@ -27,19 +27,10 @@ LAYERS = {
 }
 
 
-def below(tensors, prefix):
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def ours(values, theirs, prefix):
-    return below(convert({theirs + k: v for k, v in values.items()}, 'vittt'), prefix)
-
-
 @pytest.mark.parametrize('file, case', LAYERS)
 def test_recorded_layer(file, case, golden):
-    tensors, metadata = golden(file)
-    tensors, hw = below(tensors, f'{case}.'), json.loads(metadata['cases'])[case]['hw']
-    names = LAYERS[file, case]
+    tensors, facts = load_case(golden, file, case)
+    theirs, ours = LAYERS[file, case]
     channels, heads = tensors['in.x'].shape[-1], below(tensors, 'state.attn.') or tensors
     heads = heads['w1' if 'w1' in heads else 'state.w1'].shape[1]
     if case == 'block':
@@ -48,25 +39,16 @@ def test_recorded_layer(file, case, golden):
         layer = TransformerBlock(channels, heads, 2.0, PLAIN, eps=1e-5, cpe=True)
     else:
         layer = TTTAttention(channels, heads, rotary=case != 'ttt')
-    layer.double().load_state_dict(ours(below(tensors, 'state.'), *names))
-    mask = tensors.get('in.key_padding_mask')
-    options = {} if mask is None else dict(key_padding_mask=mask)
-    x = tensors['in.x'].clone().requires_grad_()
-    out = layer(x, tuple(hw), **options)
-    keep = torch.ones_like(out[..., :1]) if mask is None else ~mask[..., None]
-    assert ((out - tensors['out']) * keep).abs().max() < 1e-9
-    (out * tensors['in.cotangent']).sum().backward()
-    assert (x.grad - tensors['grad.x']).abs().max() < 1e-9
-    grads = ours(below(tensors, 'grad.state.'), *names)
-    assert len(grads) == len(list(layer.parameters()))
-    for name, grad in grads.items():
-        assert (layer.get_parameter(name).grad - grad).abs().max() < 1e-9, name
+
+    def converted(state):
+        return below(convert({theirs + k: v for k, v in state.items()}, 'vittt'), ours)
+
+    assert_equals_recording(layer, tensors, facts, converted)
 
 
 def test_recorded_backbone(golden):
-    tensors, metadata = golden('vittt_small')
-    sizes = json.loads(metadata['cases'])['released']['kwargs']
-    tensors, dims = below(tensors, 'released.'), sizes['dim']
+    tensors, facts = load_case(golden, 'vittt_small', 'released')
+    sizes, dims = facts['kwargs'], facts['kwargs']['dim']
     arch = dict(
         embed_dims=dims, depths=sizes['depths'], num_heads=[dim // 32 for dim in dims],
         mlp_ratios=sizes['mlp_ratio'],

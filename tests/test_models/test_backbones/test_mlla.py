@@ -1,7 +1,5 @@
 """MLLA against its definition in plain torch, recorded tensors of the release, and bad input."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +8,7 @@ from torch import Tensor
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MLLA
 from mmlinattn.models.backbones.mlla import MLLABlock
+from tests.recordings import assert_equals_recording, below, load_case
 
 SMALL = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4), mlp_ratios=2)
 
@@ -116,40 +115,21 @@ def test_equals_its_definition(model, size):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
-def below(tensors, prefix):
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-
-
 def test_recorded_block(golden):
-    tensors, metadata = golden('mlla')
-    tensors, hw = below(tensors, 'block.'), json.loads(metadata['cases'])['block']['hw']
-    block = MLLABlock(16, 2, 2.0, 'MLLAAttention', 0.0).double()
-
-    def ours(values):
-        released = {f'layers.0.blocks.0.{name}': value for name, value in values.items()}
+    def ours(state):
+        released = {f'layers.0.blocks.0.{name}': value for name, value in state.items()}
         return below(convert(released, 'mlla'), 'backbone.stages.0.0.')
 
-    block.load_state_dict(ours(below(tensors, 'state.')))
-    x = tensors['in.x'].clone().requires_grad_()
-    out = block(x, tuple(hw))
-    assert (out - tensors['out']).abs().max() < 1e-9
-    (out * tensors['in.cotangent']).sum().backward()
-    assert (x.grad - tensors['grad.x']).abs().max() < 1e-9
-    grads = ours(below(tensors, 'grad.state.'))
-    assert len(grads) == len(list(block.parameters()))
-    for name, grad in grads.items():
-        assert (block.get_parameter(name).grad - grad).abs().max() < 1e-9, name
+    block = MLLABlock(16, 2, 2.0, 'MLLAAttention', 0.0)
+    assert_equals_recording(block, *load_case(golden, 'mlla', 'block'), ours)
 
 
 def test_recorded_backbone(golden):
     """Without its gradient of the image: torch 2.11 computes a wrong one for batch norms when the
     batch is one image and the gradient is transposed, as in the release. The definition above has
     the gradients."""
-    tensors, metadata = golden('mlla_small')
-    tensors, sizes = (
-        below(tensors, 'released.'),
-        json.loads(metadata['cases'])['released']['kwargs'],
-    )
+    tensors, facts = load_case(golden, 'mlla_small', 'released')
+    sizes = facts['kwargs']
     dims = tuple(sizes['embed_dim'] * 2**i for i in range(4))
     arch = dict(
         embed_dims=dims,

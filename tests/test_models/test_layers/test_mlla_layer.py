@@ -1,7 +1,5 @@
 """MLLA's attention against its N x N definition and recorded tensors of the release."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +7,7 @@ from torch import Tensor
 
 from mmlinattn.models.layers import MLLAAttention
 from mmlinattn.ops import BackendError, Rotary, linear_attention
+from tests.recordings import assert_equals_recording, load_case
 
 HW, CHANNELS, HEADS = (3, 5), 24, 3  # the boundary of rows and columns lies within head 1
 
@@ -65,27 +64,10 @@ def test_equals_its_definition(extra):
 
 @pytest.mark.parametrize('case', ['attention', 'attention_padded'])
 def test_recorded_outputs_and_gradients(golden, case):
-    tensors, metadata = golden('mlla')
-    hw_shape = tuple(json.loads(metadata['cases'])[case]['hw'])
-    tensors = {k[len(case) + 1 :]: v for k, v in tensors.items() if k.startswith(f'{case}.')}
-    attn = MLLAAttention(16, 2).double()
+    def ours(state):
+        return {k.replace('qk.', 'in_proj.'): v for k, v in state.items() if 'rope' not in k}
 
-    def ours(prefix):
-        return {
-            k[len(prefix) :].replace('qk.', 'in_proj.'): v
-            for k, v in tensors.items()
-            if k.startswith(prefix) and 'rope' not in k
-        }
-
-    attn.load_state_dict(ours('state.'))
-    x, mask = tensors['in.x'].clone().requires_grad_(), tensors.get('in.key_padding_mask')
-    out = attn(x, hw_shape, key_padding_mask=mask)
-    keep = slice(None) if mask is None else ~mask
-    assert (out - tensors['out'])[keep].abs().max() < 1e-9
-    (out * tensors['in.cotangent'])[keep].sum().backward()
-    assert (x.grad - tensors['grad.x'])[keep].abs().max() < 1e-9
-    for name, grad in ours('grad.state.').items():
-        assert (attn.get_parameter(name).grad - grad).abs().max() < 1e-9, name
+    assert_equals_recording(MLLAAttention(16, 2), *load_case(golden, 'mlla', case), ours)
 
 
 @pytest.mark.parametrize('dims, heads', [(18, 3), (12, 4)])

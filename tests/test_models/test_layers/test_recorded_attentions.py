@@ -1,12 +1,8 @@
 """Attentions compared with outputs and all gradients that released code gave in float64."""
 
-import json
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call
 
 from mmlinattn.models.layers import (
     MLP,
@@ -17,29 +13,7 @@ from mmlinattn.models.layers import (
     map_to_tokens,
     tokens_to_map,
 )
-
-
-def load_case(golden, file, name):
-    """Return the tensors of a case, its released weights, which need gradients, and its facts."""
-    tensors, metadata = golden(file)
-    case = {k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(f'{name}.')}
-    state = {k[6:]: v.requires_grad_() for k, v in case.items() if k.startswith('state.')}
-    return case, state, json.loads(metadata['cases'])[name]
-
-
-def assert_equals_recording(case, state, compute):
-    """Compare outputs and the gradients of x and of all released weights of real tokens."""
-    x, mask = case['in.x'].requires_grad_(), case.get('in.key_padding_mask')
-    out = compute(x, mask)
-    cotangent = case['in.cotangent']
-    if mask is not None:
-        out = out.masked_fill(mask[..., None], 0)
-    torch.testing.assert_close(out, case['out'], rtol=1e-10, atol=1e-10)
-    inputs = dict(x=x, **{f'state.{k}': v for k, v in state.items()})
-    gradients = torch.autograd.grad((out * cotangent).sum(), list(inputs.values()))
-    for name, gradient in zip(inputs, gradients):
-        wanted = case[f'grad.{name}']
-        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-9, msg=name)
+from tests.recordings import assert_equals_recording, load_case
 
 
 def joined(state, *names):
@@ -54,100 +28,86 @@ def renamed(state, **names):
         f'{new}{key[len(old) :]}': value
         for new, old in names.items()
         for key, value in state.items()
-        if key == old or key.startswith(old.rstrip('.') + '.')
+        if key.startswith(f'{old}.')
     }
 
 
 @pytest.mark.parametrize('name', ['pvt', 'pvt_padded', 'swin_exp'])
 def test_inline(golden, name):
-    case, state, facts = load_case(golden, 'inline', name)
-    attn = InLineAttention(16, 2, facts['kwargs'].get('kernel_func', 'identity')).double()
-    weights = {
-        **(joined(state, 'q', 'kv') if 'q.weight' in state else joined(state, 'qkv')),
-        **renamed(state, proj='proj', local_weights='residual'),
-    }
-    assert_equals_recording(
-        case, state, lambda x, mask: functional_call(attn, weights, (x, facts['hw'], None, mask))
-    )
+    case, facts = load_case(golden, 'inline', name)
+
+    def ours(state):
+        in_proj = joined(state, *(('q', 'kv') if 'q.weight' in state else ('qkv',)))
+        return {**in_proj, **renamed(state, proj='proj', local_weights='residual')}
+
+    attn = InLineAttention(16, 2, facts['kwargs'].get('kernel_func', 'identity'))
+    assert_equals_recording(attn, case, facts, ours)
 
 
 @pytest.mark.parametrize('name', ['pvt', 'swin'])
 def test_polaformer(golden, name):
-    case, state, facts = load_case(golden, 'polaformer', name)
-    attn = PolaFormerAttention(16, 2, map_size=facts['hw']).double()
-    if name == 'swin':
-        weights = joined(state, 'qkvg')
-    else:  # queries and gate, keys and values
-        weights = {
-            k: torch.cat([t[:16], t[32:], t[16:32]]) for k, t in joined(state, 'qg', 'kv').items()
-        }
-    weights |= renamed(state, proj='proj', lepe='dwc')
-    weights['feature_map.scale'] = state['scale'].view(2, 1, 8)
-    weights['feature_map.power'] = state['power'][0]
-    weights['position.embedding'] = (
-        state['positional_encoding'].unflatten(-1, (2, 8)).transpose(1, 2)
-    )
-    assert_equals_recording(
-        case, state, lambda x, mask: functional_call(attn, weights, (x, facts['hw']))
-    )
+    case, facts = load_case(golden, 'polaformer', name)
+
+    def ours(state):
+        if name == 'swin':
+            weights = joined(state, 'qkvg')
+        else:  # queries and gate, keys and values
+            weights = joined(state, 'qg', 'kv')
+            weights = {k: torch.cat([t[:16], t[32:], t[16:32]]) for k, t in weights.items()}
+        position = state['positional_encoding'].unflatten(-1, (2, 8)).transpose(1, 2)
+        return {
+            **weights, **renamed(state, proj='proj', lepe='dwc'), 'position.embedding': position,
+            'feature_map.scale': state['scale'].view(2, 1, 8),
+            'feature_map.power': state['power'][0],
+        }  # fmt: skip
+
+    assert_equals_recording(PolaFormerAttention(16, 2, map_size=facts['hw']), case, facts, ours)
 
 
 @pytest.mark.parametrize('name', ['pvt', 'pvt_dense'])
 def test_agent(golden, name):
-    case, state, facts = load_case(golden, 'agent', name)
+    case, facts = load_case(golden, 'agent', name)
     options = facts['kwargs']
     attn = AgentAttention(
         16, 2, options['agent_num'], map_size=int(options['num_patches'] ** 0.5),
         agent_grid=options.get('downstream_agent_shape'),
-    ).double()  # fmt: skip
-    weights = {**joined(state, 'q', 'kv'), **renamed(state, proj='proj', lepe='dwc')}
-    weights |= {
-        'key_bias_table': state['an_bias'],
-        'key_bias_rows': state['ah_bias'][0, ..., 0],
-        'key_bias_columns': state['aw_bias'][0, :, :, 0],
-        'query_bias_table': state['na_bias'],
-        'query_bias_rows': state['ha_bias'][0, :, :, 0].mT,
-        'query_bias_columns': state['wa_bias'][0, :, 0].mT,
-    }
-    assert_equals_recording(
-        case, state, lambda x, mask: functional_call(attn, weights, (x, facts['hw']))
-    )
+    )  # fmt: skip
+
+    def ours(state):
+        return {
+            **joined(state, 'q', 'kv'), **renamed(state, proj='proj', lepe='dwc'),
+            'key_bias_table': state['an_bias'],
+            'key_bias_rows': state['ah_bias'][0, ..., 0],
+            'key_bias_columns': state['aw_bias'][0, :, :, 0],
+            'query_bias_table': state['na_bias'],
+            'query_bias_rows': state['ha_bias'][0, :, :, 0].mT,
+            'query_bias_columns': state['wa_bias'][0, :, 0].mT,
+        }  # fmt: skip
+
+    assert_equals_recording(attn, case, facts, ours)
 
 
-def test_vssd_mixer(golden):
-    case, state, facts = load_case(golden, 'vssd', 'mixer')
-    attn = VSSDAttention(16, 2, state_dims=8).double()
-    weights = vssd_weights(state)
-    assert_equals_recording(
-        case, state, lambda x, mask: functional_call(attn, weights, (x, facts['hw']))
-    )
+class VSSDBlock(nn.Module):
+    """The released block, of parts of this package."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.mlp = VSSDAttention(16, 2, state_dims=8), MLP(16, 32)
+        self.cpe1, self.cpe2 = (nn.Conv2d(16, 16, 3, padding=1, groups=16) for _ in range(2))
+        self.norm1, self.norm2 = nn.LayerNorm(16), nn.LayerNorm(16)
+
+    def forward(self, x, hw):
+        x = x + map_to_tokens(self.cpe1(tokens_to_map(x, hw)))
+        x = x + self.attn(self.norm1(x), hw)
+        x = x + map_to_tokens(self.cpe2(tokens_to_map(x, hw)))
+        return x + self.mlp(self.norm2(x))
 
 
-def vssd_weights(state, prefix=''):
-    names = dict(in_proj='in_proj', conv='conv2d', dt_bias='dt_bias', A_log='A_log', D='D')
-    names |= dict(norm='norm', proj='out_proj')
-    return renamed(state, **{new: prefix + old for new, old in names.items()})
+@pytest.mark.parametrize('name', ['mixer', 'block'])
+def test_vssd(golden, name):
+    def ours(state):
+        names = (k.replace('conv2d', 'conv').replace('out_proj', 'proj') for k in state)
+        return dict(zip(names, state.values()))
 
-
-def test_vssd_block(golden):
-    """Build the released block from parts of this package."""
-    case, state, facts = load_case(golden, 'vssd', 'block')
-    attn, mlp = VSSDAttention(16, 2, state_dims=8).double(), MLP(16, 32).double()
-    conv = nn.Conv2d(16, 16, 3, padding=1, groups=16).double()
-    mixer, ffn = vssd_weights(state, 'attn.'), renamed(state, fc1='mlp.fc1', fc2='mlp.fc2')
-
-    def position(x, i):
-        maps = functional_call(
-            conv, renamed(state, **{'': f'cpe{i}.'}), tokens_to_map(x, facts['hw'])
-        )
-        return x + map_to_tokens(maps)
-
-    def norm(x, i):
-        return F.layer_norm(x, (16,), state[f'norm{i}.weight'], state[f'norm{i}.bias'])
-
-    def block(x, mask):
-        x = position(x, 1)
-        x = position(x + functional_call(attn, mixer, (norm(x, 1), facts['hw'])), 2)
-        return x + functional_call(mlp, ffn, norm(x, 2))
-
-    assert_equals_recording(case, state, block)
+    layer = VSSDBlock() if name == 'block' else VSSDAttention(16, 2, state_dims=8)
+    assert_equals_recording(layer, *load_case(golden, 'vssd', name), ours)

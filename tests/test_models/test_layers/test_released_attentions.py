@@ -17,21 +17,13 @@ from mmlinattn.models.layers import (
     tokens_to_map,
 )
 from mmlinattn.models.layers.feature_maps import DPFPFeatures
+from tests.recordings import below
 
 
 @pytest.fixture
 def case(golden):
     """Return a function ``case(name)`` that loads the recorded tensors of a case."""
-    tensors, _ = golden('released_attentions')
-
-    def load(name):
-        return {k[len(name) + 1 :]: v for k, v in tensors.items() if k.startswith(f'{name}.')}
-
-    return load
-
-
-def weights(recorded):
-    return {k[7:]: v for k, v in recorded.items() if k.startswith('weight.')}
+    return lambda name: below(golden('released_attentions')[0], f'{name}.')
 
 
 def assert_equals_recording(attn, recorded, x, hw, back=lambda t: t, tolerance=1e-11):
@@ -45,7 +37,7 @@ def assert_equals_recording(attn, recorded, x, hw, back=lambda t: t, tolerance=1
 
 def test_gated_positional_attention_equals_convit(case):
     recorded = case('gpsa')
-    weight = weights(recorded)
+    weight = below(recorded, 'weight.')
     attn = GatedPositionalAttention(16, 4).double()
     start = attn.positions.detach().double()
     torch.testing.assert_close(start, recorded['local_init'])
@@ -64,7 +56,7 @@ def test_gated_positional_attention_equals_convit(case):
 
 def test_enhanced_linear_attention_equals_efficientvit(case):
     recorded = case('lite_mla')
-    weight = weights(recorded)
+    weight = below(recorded, 'weight.')
     attn = EnhancedLinearAttention(16, 2, scales=(3, 5), eps=1e-5, qkv_bias=False).double()
 
     def ordered(t):
@@ -89,7 +81,7 @@ def test_enhanced_linear_attention_equals_efficientvit(case):
 
 def test_nystrom_attention_equals_transformers(case):
     recorded = case('nystrom')
-    weight = weights(recorded)
+    weight = below(recorded, 'weight.')
     attn = NystromAttention(16, 2, num_landmarks=4, lepe=0).double()
     for name in ('weight', 'bias'):
         parts = [weight[f'{part}.{name}'] for part in ('query', 'key', 'value')]
@@ -115,7 +107,7 @@ def test_efficient_attention_equals_linear_attention_transformer(case):
 
 def test_efficient_attention_equals_the_authors_code(case):
     recorded = case('shen')
-    weight = weights(recorded)
+    weight = below(recorded, 'weight.')
     attn = EfficientAttention(16, 2).double()
     for name in ('weight', 'bias'):
         parts = [weight[f'{part}.{name}'] for part in ('queries', 'keys', 'values')]
@@ -128,7 +120,7 @@ def test_efficient_attention_equals_the_authors_code(case):
 def test_focused_linear_attention_equals_the_authors_code(case):
     """Compare without the learnt position of keys; heads share the released convolution."""
     recorded = case('focused')
-    weight = weights(recorded)
+    weight = below(recorded, 'weight.')
     assert not weight['positional_encoding'].any()
     attn = FocusedLinearAttention(16, 2).double()
     attn.load_state_dict(
@@ -148,7 +140,7 @@ def test_focused_linear_attention_equals_the_authors_code(case):
 def test_linear_angular_attention_equals_the_authors_code(case):
     """Compare on a map with one column, where the convolution is along the sequence."""
     recorded = case('angular')
-    weight = weights(recorded)
+    weight = below(recorded, 'weight.')
     attn = LinearAngularAttention(16, 2, lepe=9, qkv_bias=False).double()
     kernel = torch.zeros_like(attn.lepe.weight)
     kernel[..., 4] = weight['dconv.weight'][..., 0].repeat_interleave(8, 0)
@@ -166,7 +158,7 @@ def test_linear_angular_attention_equals_the_authors_code(case):
 
 def test_window_attention_equals_swin(case):
     recorded = case('window')
-    weight = weights(recorded)
+    weight = below(recorded, 'weight.')
     attn = WindowAttention(16, 2, window_size=4, shift=True).double()
     names = {'qkv': 'in_proj', 'relative_position_bias_table': 'relative_bias'}
     attn.load_state_dict(
