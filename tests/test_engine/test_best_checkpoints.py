@@ -1,26 +1,15 @@
 """Best checkpoints, early stopping and averages with MMEngine's Runner, against definitions."""
 
 import pytest
-import torch
 from mmengine.evaluator import BaseMetric
-from mmengine.model import BaseModel
 from mmengine.runner import Runner
-from torch import nn
 
 from mmlinattn import engine
 from mmlinattn.checkpoints import read_checkpoint
 from mmlinattn.utils.errors import InputError
+from tests.test_engine.tiny_runner import tiny_runner
 
 SCORES = [1.0, 3.0, 2.0, 3.05, 2.5, 3.05, 9.0]
-
-
-class Net(BaseModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, inputs, mode='tensor'):
-        return dict(loss=(self.weight * inputs).sum()) if mode == 'loss' else [{}]
 
 
 class Scripted(BaseMetric):
@@ -40,20 +29,10 @@ class Scripted(BaseMetric):
 
 
 def train(folder, epochs=7, hooks=(), checkpoint=(), **options):
-    loader = dict(
-        dataset=[dict(inputs=torch.ones(()))] * 2,
-        collate_fn=dict(type='default_collate'),
-        sampler=dict(type='DefaultSampler', shuffle=False),
-        batch_size=1,
-    )
     saving = dict(type='AtomicCheckpointHook', interval=1, **dict(checkpoint))
-    runner = Runner(
-        model=Net(), work_dir=str(folder), train_dataloader=loader, val_dataloader=loader,
-        train_cfg=dict(by_epoch=True, max_epochs=epochs), val_cfg=dict(),
-        val_evaluator=[Scripted(lambda: runner.epoch or 1)],
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.125)), custom_hooks=list(hooks),
-        default_hooks=dict(checkpoint=saving),
-        experiment_name=f'{folder}-{epochs}'.replace('/', '_'), **options,
+    runner = tiny_runner(
+        folder, epochs, metrics=[Scripted(lambda: runner.epoch or 1)], custom_hooks=list(hooks),
+        default_hooks=dict(checkpoint=saving), build=Runner, **options,
     )  # fmt: skip
     runner.train()
     return runner
@@ -71,7 +50,7 @@ def test_the_best_checkpoint_is_kept_over_a_stop(tmp_path):
         read_checkpoint(tmp_path / f'{name}.pth')['state_dict']['weight']
         for name in ('best_accuracy_top1_epoch_4', 'epoch_4')
     )
-    assert found == regular == 1 - 4 * 2 * 0.125
+    assert found == regular == -4 * 2 * 0.125
 
 
 def test_a_file_of_the_same_name_is_no_outdated_one(tmp_path):

@@ -13,7 +13,7 @@ from torch import nn
 
 from mmlinattn.checkpoints import read_checkpoint
 from mmlinattn.engine import ModelEMAHook
-from mmlinattn.engine.runner.runner import PluginRunner
+from tests.test_engine.tiny_runner import tiny_runner
 
 DECAY = 0.9
 
@@ -61,35 +61,15 @@ class Recorder(Hook):
         self.states.append({k: v.clone() for k, v in runner.model.state_dict().items()})
 
 
-def runner_of(folder, epochs=1, batches=1, momentum=1 - DECAY, hooks=(), **options) -> PluginRunner:
+def runner_of(folder, epochs=1, batches=1, momentum=1 - DECAY, hooks=(), **options):
     torch.manual_seed(0)
-    loader = dict(
-        dataset=[dict(inputs=torch.randn(2)) for _ in range(4 * batches)],
-        collate_fn=dict(type='default_collate'),
-        sampler=dict(type='DefaultSampler', shuffle=False),
-        batch_size=4,
-    )
+    images = [dict(inputs=torch.randn(2)) for _ in range(4 * batches)]
     ema = dict(type='ModelEMAHook', momentum=momentum, update_buffers=True)
-    given = dict(
-        model=Net(),
-        work_dir=str(folder),
-        train_dataloader=loader,
-        val_dataloader=loader,
-        test_dataloader=loader,
-        train_cfg=dict(by_epoch=True, max_epochs=epochs, val_interval=1),
-        val_cfg=dict(),
-        test_cfg=dict(),
-        val_evaluator=[WeightMetric()],
-        test_evaluator=[WeightMetric()],
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
-        default_hooks=dict(
-            checkpoint=dict(type='AtomicCheckpointHook', save_best='accuracy/top1_best')
-        ),
-        custom_hooks=[ema, *hooks],
-        experiment_name=str(folder).replace('/', '_'),
-        **options,
-    )
-    return PluginRunner(**given)
+    saving = dict(type='AtomicCheckpointHook', save_best='accuracy/top1_best')
+    return tiny_runner(
+        folder, epochs, dataset=images, batch_size=4, metrics=[WeightMetric()], model=Net(),
+        default_hooks=dict(checkpoint=saving), custom_hooks=[ema, *hooks], **options,
+    )  # fmt: skip
 
 
 def average_in(path) -> dict:

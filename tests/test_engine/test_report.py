@@ -4,43 +4,18 @@ import json
 import time
 
 import pytest
-import torch
 from mmengine.config import Config
-from mmengine.model import BaseModel
-from torch import nn
 
 from mmlinattn.engine.report.curves import draw_curves, draw_ring_weights, read_scalars
-from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.engine.training_setup import set_report
-
-
-class Net(BaseModel):
-    """A model of one number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, inputs, mode='loss'):
-        return dict(loss=self.weight.square() + inputs.mean())
+from tests.test_engine.tiny_runner import IMAGES, tiny_runner
 
 
 def runner_of(folder, epochs, **options):
-    torch.manual_seed(0)
-    loader = dict(
-        dataset=[dict(inputs=torch.ones(1)) for _ in range(8)],
-        collate_fn=dict(type='default_collate'),
-        sampler=dict(type='DefaultSampler', shuffle=False),
-        batch_size=2,
-    )
     hooks = dict(logger=dict(type='LoggerHook', interval=1), report=dict(type='ReportHook'))
-    return PluginRunner(
-        model=Net(), work_dir=str(folder), train_dataloader=loader, default_hooks=hooks,
-        train_cfg=dict(by_epoch=True, max_epochs=epochs),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
-        visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
-        experiment_name=f'{folder}-{epochs}'.replace('/', '_'), **options,
-    )  # fmt: skip
+    return tiny_runner(
+        folder, epochs, dataset=4 * IMAGES, batch_size=2, default_hooks=hooks, **options
+    )
 
 
 def test_a_resumed_training_is_drawn_as_one(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from mmlinattn.engine import RippleWeightsHook
 from mmlinattn.engine.hooks import ripple_weights_hook as hook_module
 from mmlinattn.engine.hooks.ripple_weights_hook import MEASURES
 from mmlinattn.engine.report.curves import RING_WEIGHTS
-from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.layers import RippleAttention
 from mmlinattn.models.layers.attend_calls import watch_attend
@@ -22,12 +21,9 @@ from mmlinattn.projects.video import ClipRippleAttention
 from mmlinattn.utils.errors import InputError
 from tests.test_configs import built
 from tests.test_engine.ripple_net import LOGGED, RippleNet, definition
+from tests.test_engine.tiny_runner import tiny_runner
 
 NAMES = {f'ripple/{m}/{n}' for m in ('js_fixed', 'js_uniform', 'entropy') for n in LOGGED}
-
-
-class Tokens(list):
-    """A data set; ExactResumeHook gives it an attribute."""
 
 
 class Recorder(Hook):
@@ -51,28 +47,16 @@ class Recorder(Hook):
         assert 'attend' not in vars(runner.model.first)
 
 
-def runner_of(folder, hooks, epochs=2, report=None, **options) -> PluginRunner:
+def runner_of(folder, hooks, report=None):
     torch.manual_seed(0)
-    dataset = Tokens(dict(inputs=torch.randn(13, 8)) for _ in range(6))
-    return PluginRunner(
-        model=RippleNet(),
-        work_dir=str(folder),
-        train_dataloader=dict(
-            dataset=dataset, collate_fn=dict(type='default_collate'), batch_size=2,
-            sampler=dict(type='DefaultSampler', shuffle=False),
-        ),
-        train_cfg=dict(by_epoch=True, max_epochs=epochs),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.05)),
+    return tiny_runner(
+        folder, 2, dataset=[dict(inputs=torch.randn(13, 8)) for _ in range(6)], batch_size=2,
+        model=RippleNet(), custom_hooks=hooks, randomness=dict(seed=0),
         default_hooks=dict(
             logger=dict(type='LoggerHook', interval=1),
             checkpoint=dict(type='AtomicCheckpointHook', interval=1),
             report=report,
         ),
-        custom_hooks=hooks,
-        visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
-        randomness=dict(seed=0),
-        experiment_name=str(folder).replace('/', '_'),
-        **options,
     )  # fmt: skip
 
 

@@ -1,49 +1,23 @@
 """Schedules are tried before work, and edits of a config hold in a resumed training."""
 
 import pytest
-import torch
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
 from mmengine.optim import ReduceOnPlateauLR
-from torch import nn
 
 from mmlinattn.engine.runner import schedule
-from mmlinattn.engine.runner.runner import PluginRunner
+from tests.test_engine.tiny_runner import tiny_runner
 
 LR = 0.5
 
 
-class Net(BaseModel):
-    """Its gradient is 1, so SGD lowers the weight by the sum of the learning rates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
-
-    def forward(self, inputs, mode='tensor'):
-        return dict(loss=self.weight * inputs.mean())
-
-
 def runner(folder, schedulers, length, by_epoch=False, optimizer=(), resume=None, batch_size=1):
     """A training of 2 images an epoch."""
-    loop = dict(max_epochs=length) if by_epoch else dict(max_iters=length)
-    return PluginRunner(
-        model=Net(),
-        work_dir=str(folder),
-        train_dataloader=dict(
-            dataset=[dict(inputs=torch.ones(()))] * 2,
-            collate_fn=dict(type='default_collate'),
-            sampler=dict(type='DefaultSampler' if by_epoch else 'InfiniteSampler', shuffle=False),
-            batch_size=batch_size,
-        ),
-        train_cfg=dict(by_epoch=by_epoch, **loop),
+    return tiny_runner(
+        folder, length, by_epoch, batch_size=batch_size, param_scheduler=schedulers,
         optim_wrapper=dict(optimizer=dict(dict(type='SGD', lr=LR), **dict(optimizer))),
-        param_scheduler=schedulers,
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=by_epoch)),
-        resume=resume is not None,
-        load_from=resume and str(folder / resume),
-        experiment_name=f'{folder}-{length}-{resume}-{batch_size}'.replace('/', '_'),
-    )
+        resume=resume is not None, load_from=resume and str(folder / resume),
+    )  # fmt: skip
 
 
 def lowered(run) -> float:
