@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict, Iterable, Tuple
 
 from torch import Tensor
 
@@ -26,14 +26,13 @@ def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
     print(f'against {config}: {report}')
 
 
-def usage(kind: str, dst: Path) -> str:
+def usage(kind: str, dst: Path, names: Iterable[str]) -> str:
     if dst.suffix == '.safetensors':
         return f"for this package's commands; in configs of other tools: 'safe://{dst}'"
-    lines = [
-        "as the backbone of any model: init_cfg=dict(type='Pretrained', "
-        f"checkpoint='{dst}', prefix='backbone.')"
-    ]
-    if kind != 'backbone':
+    prefix = ", prefix='backbone.'" if any(name.startswith('backbone.') for name in names) else ''
+    init_cfg = f"init_cfg=dict(type='Pretrained', checkpoint='{dst}'{prefix})"
+    lines = [f'as the backbone of any model: {init_cfg}']
+    if kind not in ('backbone', 'unknown'):
         lines.append(f"as the whole {kind}: load_from='{dst}', or mmlinattn test CONFIG {dst}")
     return '\n'.join(lines)
 
@@ -72,5 +71,5 @@ def main(args: argparse.Namespace) -> int:
     kind, count = kind_of(tensors), sum(value.numel() for value in tensors.values())
     print(f'{redacted(args.src)}: {kind} {origin}')
     print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
-    print(usage(kind, args.dst))
+    print(usage(kind, args.dst, tensors))
     return 0

@@ -15,10 +15,10 @@ from ..visualization.attention_maps import draw_decoder_maps, record
 def main(args: argparse.Namespace) -> int:
     cfg = load_config(args.config, args.cfg_options)
     model, meta = load_model(cfg, args.checkpoint, check_device(args.device))
-    classes = class_names(cfg, meta, model.bbox_head.num_classes)
     bgr = read_image(args.image, max_megapixels=math.inf)
     with record(model) as seen:
         sample = inference_detector(model, str(args.image))
+    classes = class_names(cfg, meta, model.bbox_head.num_classes)
     height, width = sample.img_shape[:2]
     image = cv2.resize(bgr[..., ::-1], (width, height))
     path = args.out_dir / f'{args.image.stem}_decoder.png'

@@ -30,16 +30,20 @@ MESSAGES: Dict[str, str] = {
     'index created!': 'progress of pycocotools',
     'Loads checkpoint by': "MMEngine prints it and then logs 'Load checkpoint from'",
 }
+# MMEngine's optimizer logs a line for each parameter that `frozen_stages` freezes.
+FROZEN = ' is skipped since its requires_grad=False'
 
 
 def is_known(text: str) -> bool:
-    """Return True if a text begins with a message of the list.
+    """Return True if a text begins with a message of the list, or tells of a frozen parameter.
 
     Example:
         >>> is_known('Could not import OneDL. Skipping OneDL datasets.'), is_known('Could not')
         (True, False)
+        >>> is_known('backbone.stem.0.bias is skipped since its requires_grad=False')
+        True
     """
-    return text.lstrip().startswith(tuple(MESSAGES))
+    return text.lstrip().startswith(tuple(MESSAGES)) or text.endswith(FROZEN)
 
 
 def _is_other(record: logging.LogRecord) -> bool:

@@ -58,7 +58,9 @@ def record(model: nn.Module) -> Iterator[AttentionRecord]:
     from ..models.detectors import SMCA
 
     if not isinstance(model, SMCA):
-        raise TypeError(f'model must be a SMCA detector, got {type(model).__name__}')
+        found = type(model).__name__
+        cure = 'mmlinattn analyze key-weights draws those of other models'
+        raise TypeError(f'the model must be an SMCA detector, got {found}; {cure}')
     if not all(layer.modulated for layer in model.decoder.layers):
         raise ValueError(
             'the decoder has no maps to draw: its cross_attn_cfg replaces the modulated attention'

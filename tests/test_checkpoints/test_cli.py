@@ -89,6 +89,8 @@ def test_prefix(run, tmp_path):
     code, out, _ = run(src, dst, '--prefix', 'model.', source='tell')
     assert code == 0 and f"{src}: classifier behind 'model.'" in out
     assert list(load_state_dict(dst)[0]) == ['backbone.a', 'head.b']
+    code, out, _ = run(src, dst, '--force', '--prefix', 'model.backbone.', source='tell')
+    assert out.splitlines()[-1].endswith(f"init_cfg=dict(type='Pretrained', checkpoint='{dst}')")
     fails(run(src, dst, '--force', '--prefix', 'modle.'), "no name begins with --prefix 'modle.'")
 
 

@@ -120,23 +120,6 @@ def test_what_would_unpickle(good, bad, message, tmp_path):
         load_config(str(config))
 
 
-def test_image_smaller_than_the_stride(root, run, options, tmp_path):
-    config = tmp_path / 'config.py'
-    config.write_text(f"""
-_base_ = {str(root / CONFIGS['seg'])!r}
-train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations', reduce_zero_label=True),
-    dict(type='Resize', scale=(16, 16)),
-    dict(type='PackSegInputs'),
-]
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
-model = dict(data_preprocessor=dict(size_divisor=None, size=(16, 16)))
-""")
-    with pytest.raises(ValueError, match='at least 32x32 pixels.*got 16x16'):
-        run('train', config, '--work-dir', tmp_path, '--cfg-options', *options('seg'))
-
-
 def saved(path, state_dict):
     torch.save(dict(state_dict=state_dict, meta={}), path)
     return path

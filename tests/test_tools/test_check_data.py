@@ -115,6 +115,23 @@ def test_a_split_that_reads_the_files_of_the_training_set(check):
     ]
 
 
+def test_images_that_are_not_read(check, data):
+    image = sorted((data / 'ade/images/training').iterdir())[0]
+    image.rename(image.with_suffix('.PNG'))
+    (data / 'ade/annotations/training/more.png').touch()
+    lines = check('seg', splits=['train'])[1]
+    assert lines[0].startswith(f'train, unread: {image.with_suffix(".PNG")}: is one of 1 files')
+    assert ': is one of 2 files that are not read: no image that ends in' in lines[1]
+    assert lines[2:] == ['train: 5 images', 'train: 2 x unread']
+
+
+def test_images_that_mmdetection_leaves_out(check, data):
+    change(data / COCO, lambda content: content['images'][0].update(height=96, width=96))
+    lines = check('det', 'train_dataloader.dataset.filter_cfg.min_size=65', splits=['train'])[1]
+    assert ': one of 5 images, of 6, with a side below 65 pixels: filter_cfg.min_size' in lines[0]
+    assert lines[2:4] == ['train, left out by filter_cfg: 5 images', 'train: 1 images']
+
+
 def test_links_to_data_that_lies_elsewhere(check, data, tmp_path):
     """A data root, and a folder of images, that are links."""
     disk = tmp_path / 'disk'

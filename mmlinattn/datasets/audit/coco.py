@@ -51,8 +51,9 @@ def read_json(path: str, backend_args: Optional[dict] = None) -> Any:
 
 
 def check_coco(
-    content: Any, classes: Optional[Sequence[str]] = None, masks: bool = False, trained: bool = True
-) -> Iterator[Finding]:
+    content: Any, classes: Optional[Sequence[str]] = None, masks: bool = False,
+    trained: bool = True, min_size: int = 0,
+) -> Iterator[Finding]:  # fmt: skip
     """Yield the problems in annotations, without reading the images.
 
     Args:
@@ -60,6 +61,7 @@ def check_coco(
         classes: classes that the data set is read with; None for all classes of the file.
         masks: each object must have a mask; without, masks are not looked at.
         trained: the data are for training, not for scoring.
+        min_size: MMDetection leaves images with a shorter side out of training.
 
     Example:
         >>> image = dict(id=1, file_name='a.jpg', height=10, width=20)
@@ -86,6 +88,11 @@ def check_coco(
             yield Finding('annotation', f'category {key!r}', f'its name is {_short(name)}', True)
     read = {key for key, name in names.items() if classes is None or name in classes}
     sizes = yield from _check_images(images)
+    small = [key for key, size in sizes.items() if 0 < min(size) < min_size]
+    if trained and small:
+        what = f'one of {len(small)} images, of {len(sizes)}, with a side below {min_size} pixels'
+        what += ': filter_cfg.min_size leaves them out'
+        yield Finding('size', f'image {small[0]!r}', what)
     trained_classes, left_out = set(), []
     for key, record in annotations.items():
         reasons = []

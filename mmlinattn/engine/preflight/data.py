@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 
 from ...checkpoints.safe_unpickle import PlainUnpickler
+from ...datasets.audit.coco import Finding
 from ...utils import dicts, nodes
 from ...utils.redact import RedactedError
 
@@ -33,6 +34,10 @@ DATA_HINTS = {
     'data/imagenet-v2': 'see docs/datasets.md#imagenet-v2',
     'data/cifar-100-binary': 'see docs/datasets.md#cifar-100',
 }
+
+
+# What the name of an image may end in.
+IMAGES = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp')
 
 
 class Labels(NamedTuple):
@@ -142,6 +147,25 @@ def first_files(folder: str) -> str:
     paths = (osp.join(base, name) for base, _, files in os.walk(folder) for name in sorted(files))
     names = [osp.relpath(path, folder) for path in islice(paths, 4)]
     return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'
+
+
+def unread_files(dataset: Any) -> Iterator[Finding]:
+    """Yield what a segmentation data set without a list of its files does not read."""
+    prefix, suffix = getattr(dataset, 'data_prefix', None), getattr(dataset, 'img_suffix', None)
+    if not isinstance(prefix, dict) or suffix is None or dataset.ann_file:
+        return
+    read = {path for i in range(len(dataset)) for path in dataset.get_data_info(i).values()
+            if isinstance(path, str)}  # fmt: skip
+    for name, ends, what in (
+        ('img_path', IMAGES, f'names of images end in {suffix!r} (img_suffix)'),
+        ('seg_map_path', (dataset.seg_map_suffix,), f'no image that ends in {suffix!r} has this name'),
+    ):
+        for base, _, files in os.walk(prefix.get(name) or ''):
+            paths = [osp.join(base, file) for file in sorted(files) if file.lower().endswith(ends)]
+            unread = [path for path in paths if path not in read]
+            if unread:
+                text = f'is one of {len(unread)} files that are not read: {what}'
+                yield Finding('unread', unread[0], text)
 
 
 def labels_of(cfg: Config) -> Labels:

@@ -10,7 +10,15 @@ from ...datasets.audit.coco import Finding, check_coco, read_json
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
 from .classes import check_heads, check_names, check_same_classes, class_folders, is_coco
-from .data import DataError, built_dataset, check_data, dataset_configs, labels_of, lazy_dataset
+from .data import (
+    DataError,
+    built_dataset,
+    check_data,
+    dataset_configs,
+    labels_of,
+    lazy_dataset,
+    unread_files,
+)
 from .evaluators import check_scored_file
 from .model import check_channels, check_trained_sizes
 from .sample_loading import base_datasets, sample_findings
@@ -109,7 +117,8 @@ def _dataset_findings(
     categories = content.get('categories') if isinstance(content, dict) else ()
     yield from check_names(dataset, categories if isinstance(categories, list) else ())
     masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
-    for finding in check_coco(content, dataset.metainfo.get('classes'), masks, trained):
+    min_size = (config.get('filter_cfg') or {}).get('min_size', 0)
+    for finding in check_coco(content, dataset.metainfo.get('classes'), masks, trained, min_size):
         yield finding._replace(where=f'{path}: {finding.where}')
 
 
@@ -148,9 +157,14 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
         if earlier is None and split not in broken:
             with known_messages_hidden():
                 built = [built_dataset(config) for config in configs]
+                for config, dataset in zip(configs, built):
+                    if split == 'train' and config.get('filter_cfg'):
+                        every = len(built_dataset({**config, 'filter_cfg': None}))
+                        images[f'{split}, left out by filter_cfg'] += every - len(dataset)
             parts = [part for dataset in built for part in base_datasets(dataset)]
             images[split] += sum(map(len, parts))
-            found = sample_findings(parts, labels_of(cfg), split == 'train')
+            found = [finding for part in parts for finding in unread_files(part)]
+            found += sample_findings(parts, labels_of(cfg), split == 'train')
             yield from ((split, finding) for finding in found)
 
 

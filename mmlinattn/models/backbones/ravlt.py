@@ -7,7 +7,7 @@ from typing import List, Optional, Union
 from mmcv.cnn import ConvModule
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
-from torch import Tensor, nn
+from torch import nn
 
 from ..layers import AttnCfgs
 from .base import Part
@@ -34,7 +34,6 @@ ARCHITECTURES = {
     ),
 }  # fmt: skip
 RELEASED_ATTENTIONS = ('RALA', 'RALA', 'SoftmaxAttention', 'SoftmaxAttention')
-STRIDE = 32
 # The attention's options are those of the released models: SoftmaxAttention and its subclasses take
 # them, RALA and MALA have them as defaults, and all other attentions keep their own defaults.
 _block = partial(TransformerBlock, ffn='residual_conv', rotary=True, lepe=5, gate='proj')
@@ -111,14 +110,6 @@ class RAVLT(HierarchicalBackbone):
     def stage_parts(self, i: int) -> List[Part]:
         # Output norms are never frozen, since the released classifiers have no weights for them.
         return [self.downsample_layer(i), self.stages[i]]
-
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        if min(x.shape[-2:]) < STRIDE:
-            raise ValueError(
-                f'inputs must be at least {STRIDE}x{STRIDE} pixels, the stride of the last stage; '
-                f'got {x.shape[-2]}x{x.shape[-1]}'
-            )
 
     def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
         """Initialise a layer as released: truncated normal (std 0.02), zero biases."""

@@ -247,4 +247,5 @@ class BaseAttention(BaseModule):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Reshape (B, N, C) to (B, heads, N, d)."""
-        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        *lead, channels = x.shape
+        return x.view(*lead, channels // self.head_dim, self.head_dim).transpose(1, 2)

@@ -1,7 +1,8 @@
 """Core attention of VECA: a few cores read all tokens, and the tokens read the cores."""
 
 import math
-from typing import Any, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -259,11 +260,13 @@ def new_cores(count: int, embed_dims: int) -> nn.Parameter:
 
 def load_first_cores(module: nn.Module, *names: str) -> None:
     """Let parameters (1, M, ...) of a module load the first M of a checkpoint that has more."""
+    module._register_load_state_dict_pre_hook(partial(_shorten, names), with_module=True)
 
-    def shorten(state_dict: dict, prefix: str, *_: Any) -> None:
-        for name in names:
-            loaded, own = state_dict.get(prefix + name), getattr(module, name)
-            if loaded is not None and loaded.dim() == own.dim():
-                state_dict[prefix + name] = loaded[:, : own.shape[1]]
 
-    module._register_load_state_dict_pre_hook(shorten)
+def _shorten(
+    names: Sequence[str], module: nn.Module, state_dict: dict, prefix: str, *_: Any
+) -> None:
+    for name in names:
+        loaded, own = state_dict.get(prefix + name), getattr(module, name)
+        if loaded is not None and loaded.dim() == own.dim():
+            state_dict[prefix + name] = loaded[:, : own.shape[1]]

@@ -85,7 +85,7 @@ def pool_tokens(x: Tensor, layout: TokenLayout, rows: Tensor, columns: Tensor) -
                 weight = rounded.sum(-1, keepdim=True, dtype=dtype)
                 weight = weight if weight.dim() == 2 else weight[:, None]
                 pooled = pooled / weight.clamp(min=1e-30)
-    return pooled.view(batch, -1, heads, dim).transpose(1, 2).to(x.dtype)
+    return pooled.flatten(1, 2).unflatten(2, (heads, dim)).transpose(1, 2).to(x.dtype)
 
 
 def pool_tokens_dynamic(num_cells: int, x: Tensor, layout: TokenLayout) -> Tuple[Tensor, Tensor]:

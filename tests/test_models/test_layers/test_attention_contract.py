@@ -1,5 +1,7 @@
 """The attention contract for every attention and its variants, and errors of options."""
 
+import pickle
+
 import pytest
 import torch
 from mmengine.registry import DefaultScope
@@ -144,6 +146,15 @@ def test_contract(name):
     check_attention(kind, rules=FAST, expected_failures=own, **options)
     rest = {rule: expected[rule] for rule in expected if rule in more}
     more_rules.check_attention(kind, expected_failures=rest, **options)
+
+
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_an_empty_batch_and_a_copy_by_pickle(name):
+    layer = build_attention(ATTENTIONS[name], 32, 2)
+    layer = pickle.loads(pickle.dumps(layer))
+    layer.load_state_dict(layer.state_dict())
+    if not name.startswith(('inline', 'longformer', 'window')):  # they cannot count their groups
+        assert layer(torch.zeros(0, 30, 32), (5, 6)).shape == (0, 30, 32)
 
 
 @pytest.mark.slow
