@@ -102,6 +102,22 @@ def _arguments(monkeypatch):
     monkeypatch.setattr(sys, 'argv', [*sys.argv])
 
 
+@pytest.fixture
+def error_of(capsys):
+    """Runs a command that must end with code 2: error_of(command, *arguments) -> its error."""
+
+    def call(command, *arguments, **options) -> str:
+        capsys.readouterr()  # what was printed before
+        with pytest.raises(SystemExit, match='^2$'):
+            command(*arguments, **options)
+        out, err = capsys.readouterr()
+        assert err.startswith('error: ') and err.count('\n') == 1, err
+        assert 'Traceback' not in out + err and 'error: ' not in out, out
+        return err
+
+    return call
+
+
 @pytest.fixture(autouse=True)
 def _no_scope_of_mmengine():
     """Remove the scope that a runner without one has left: heads would not find their losses."""

@@ -191,7 +191,5 @@ def test_tool(tool, config, tmp_path, capsys):
     assert linear['total'] != released['total']
 
 
-def test_tool_refuses_a_bad_shape(tool, config, capsys):
-    with pytest.raises(SystemExit):
-        tool(config, '--shape', 8, 96)
-    assert 'at least 32x32' in capsys.readouterr().err
+def test_tool_refuses_a_bad_shape(tool, config, error_of):
+    assert 'at least 32x32' in error_of(tool, config, '--shape', 8, 96)

@@ -276,16 +276,13 @@ def test_trained_weights_and_images(command, tmp_path, capsys):
         (['--shape', '64', '64', '--out', 'file'], 'file/rank.json cannot be written'),
     ],
 )
-def test_errors_are_one_line(command, tmp_path, monkeypatch, capsys, words, message):
+def test_errors_are_one_line(command, tmp_path, monkeypatch, error_of, words, message):
     (tmp_path / 'empty').mkdir()
     (tmp_path / 'damaged').mkdir()
     (tmp_path / 'damaged/a.png').write_bytes(b'no image')
     (tmp_path / 'file').write_text('')
     monkeypatch.setattr(module, 'layer_ranks', lambda *_: pytest.fail('it is measured'))
-    with pytest.raises(SystemExit) as error:
-        command(CONFIG, *words)
-    lines = capsys.readouterr().err.splitlines()
-    assert error.value.code == 2 and len(lines) == 1 and message in lines[0]
+    assert message in error_of(command, CONFIG, *words)
 
 
 @pytest.mark.parametrize(
@@ -301,10 +298,8 @@ def test_errors_are_one_line(command, tmp_path, monkeypatch, capsys, words, mess
         ([], 'give either --images DIR, or --shape H W of random noise'),
     ],
 )
-def test_errors_of_arguments(capsys, words, message):
-    with pytest.raises(SystemExit, match='^2$'):
-        arguments(['c', *words])
-    assert message in capsys.readouterr().err
+def test_errors_of_arguments(error_of, words, message):
+    assert message in error_of(arguments, ['c', *words])
 
 
 def test_the_picture_has_ranks_and_singular_values(tmp_path, monkeypatch):

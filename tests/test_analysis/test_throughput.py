@@ -111,13 +111,10 @@ def test_a_batch_that_takes_too_long_is_one_line_and_the_others_are_measured(
         ([*TINY, '--json', 'file/a.json'], 'file/a.json cannot be written'),
     ],
 )
-def test_errors_are_one_line(command, tmp_path, monkeypatch, capsys, words, message):
+def test_errors_are_one_line(command, tmp_path, monkeypatch, error_of, words, message):
     (tmp_path / 'file').write_text('')
     monkeypatch.setattr('mmlinattn.cli.throughput.initial_model', lambda *_: pytest.fail('built'))
-    with pytest.raises(SystemExit) as error:
-        command(*words)
-    lines = capsys.readouterr().err.splitlines()
-    assert error.value.code == 2 and len(lines) == 1 and message in lines[0]
+    assert message in error_of(command, *words)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +125,6 @@ def test_errors_are_one_line(command, tmp_path, monkeypatch, capsys, words, mess
         (['--precision', 'int8'], "invalid choice: 'int8'"),
     ],
 )
-def test_errors_of_arguments(capsys, words, message):
-    with pytest.raises(SystemExit, match='^2$'):
-        arguments(['c', '--shape', '64', '64', *words])
-    assert message in capsys.readouterr().err
+def test_errors_of_arguments(error_of, words, message):
+    assert message in error_of(arguments, ['c', '--shape', '64', '64', *words])
     assert arguments(['c', '--shape', '64', '64']).batch_size == [64, 1]

@@ -84,21 +84,16 @@ def test_models_of_the_same_name_and_of_the_package(files):
         (['x.py', 'x.pth', '--port', '70000'], '--port must be 1 to 65535, got 70000'),
     ],
 )
-def test_what_is_not_there(monkeypatch, tmp_path, capsys, argv, message):
+def test_what_is_not_there(monkeypatch, tmp_path, error_of, argv, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: name)
-    with pytest.raises(SystemExit) as end:
-        program.main(['app', *argv])
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and message in error and error.count('\n') == 1
+    assert message in error_of(program.main, ['app', *argv])
 
 
-def test_without_gradio(monkeypatch, capsys):
+def test_without_gradio(monkeypatch, error_of):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(SystemExit) as end:
-        program.main(['app', 'x.py', 'x.pth'])
-    assert end.value.code == 2
-    assert "the page needs the package gradio: pip install 'gradio>=6'" in capsys.readouterr().err
+    error = error_of(program.main, ['app', 'x.py', 'x.pth'])
+    assert "the page needs the package gradio: pip install 'gradio>=6'" in error
 
 
 def test_errors_are_shown(predictor, tmp_path):

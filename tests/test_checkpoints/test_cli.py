@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from mmengine.registry import MODELS
@@ -26,11 +28,7 @@ def run(capsys):
     def call(*argv, source='rala'):
         if source != 'tell' and '--source' not in argv:
             argv = (*argv, '--source', source)
-        try:
-            code = program.main(['convert', *map(str, argv)])
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
+        return program.main(['convert', *map(str, argv)]), *capsys.readouterr()
 
     return call
 
@@ -51,14 +49,6 @@ def config(tmp_path, backbone_cfg):
         return path
 
     return write
-
-
-def fails(result, *parts):
-    code, _, err = result
-    assert code == 2
-    assert err.startswith('error: ') and err.count('\n') == 1
-    for part in parts:
-        assert part in err
 
 
 def test_summary_and_use(run, src, tmp_path, backbone_cfg):
@@ -82,7 +72,7 @@ def test_summary_and_use(run, src, tmp_path, backbone_cfg):
     assert torch.equal(host.backbone.state_dict()[name], state_dict[f'backbone.{name}'])
 
 
-def test_prefix(run, tmp_path):
+def test_prefix(run, error_of, tmp_path):
     src, dst = tmp_path / 'lightning.pth', tmp_path / 'plain.pth'
     weights = {'model.backbone._orig_mod.a': torch.ones(2), 'model.head.b': torch.ones(1)}
     torch.save(dict(state_dict=dict(weights, loss=torch.ones(1)), epoch=1), src)
@@ -91,7 +81,8 @@ def test_prefix(run, tmp_path):
     assert list(load_state_dict(dst)[0]) == ['backbone.a', 'head.b']
     code, out, _ = run(src, dst, '--force', '--prefix', 'model.backbone.', source='tell')
     assert out.splitlines()[-1].endswith(f"init_cfg=dict(type='Pretrained', checkpoint='{dst}')")
-    fails(run(src, dst, '--force', '--prefix', 'modle.'), "no name begins with --prefix 'modle.'")
+    error = error_of(run, src, dst, '--force', '--prefix', 'modle.')
+    assert "no name begins with --prefix 'modle.'" in error
 
 
 def test_safetensors_output(run, src, tmp_path):
@@ -108,47 +99,48 @@ def test_config_reports_missing_and_unexpected(run, src, tmp_path, config):
     assert '9 unexpected: neck.' in out
 
 
-def test_config_by_its_name(run, src, tmp_path, monkeypatch):
+def test_config_by_its_name(run, error_of, src, tmp_path, monkeypatch):
     """The only form outside of a checkout; options of other commands work here, too."""
     pytest.importorskip('mmpretrain', reason='the config is of a classifier')
     monkeypatch.chdir(tmp_path)
-    result = run(src, tmp_path / 'a.pth', '--config', 'ravlt-t_8xb128_in1k')
-    fails(result, 'ravlt-t_8xb128_in1k: ', ' in the file and ', ' in the model')
-    result = run(src, tmp_path / 'a.pth', '--config', 'ravlt-tt_8xb128_in1k')
-    fails(result, "config 'ravlt-tt_8xb128_in1k' does not exist; did you mean ravlt-t_8xb128_in1k")
+    error = error_of(run, src, tmp_path / 'a.pth', '--config', 'ravlt-t_8xb128_in1k')
+    assert re.search('ravlt-t_8xb128_in1k: .* in the file and .* in the model', error)
+    error = error_of(run, src, tmp_path / 'a.pth', '--config', 'ravlt-tt_8xb128_in1k')
+    assert "config 'ravlt-tt_8xb128_in1k' does not exist; did you mean ravlt-t_8xb128_in1k" in error
 
 
-def test_config_of_another_size(run, src, tmp_path, config, backbone_cfg):
+def test_config_of_another_size(run, error_of, src, tmp_path, config, backbone_cfg):
     pytest.importorskip('mmdet', reason='the config is of a detector')
     arch = dict(backbone_cfg['arch'], mlp_ratios=3.0)
-    result = run(src, tmp_path / 'a.pth', '--config', config(arch=arch))
+    error = error_of(run, src, tmp_path / 'a.pth', '--config', config(arch=arch))
     shapes = 'ffn.fc1.weight is (56, 16) in the file and (48, 16) in the model'
-    fails(result, f'backbone.stages.0.0.{shapes}')
+    assert f'backbone.stages.0.0.{shapes}' in error
     assert not (tmp_path / 'a.pth').exists()
 
 
-def test_bad_config(run, src, tmp_path, config):
-    fails(run(src, tmp_path / 'a.pth', '--config', tmp_path / 'no.py'), 'no.py')
-    fails(run(src, tmp_path / 'a.pth', '--config', config(colour='red')), 'config.py', 'colour')
+def test_bad_config(run, error_of, src, tmp_path, config):
+    argv = src, tmp_path / 'a.pth', '--config'
+    assert 'no.py' in error_of(run, *argv, tmp_path / 'no.py')
+    assert re.search('config.py.*colour', error_of(run, *argv, config(colour='red')))
 
 
-def test_refusals(run, src, tmp_path):
+def test_refusals(run, error_of, src, tmp_path):
     dst = tmp_path / 'a.pth'
-    fails(run(tmp_path / 'no.pth', dst), 'no.pth does not exist')
-    fails(run(src, src), 'same file')
-    fails(run(src, src, '--force'), 'same file')
-    fails(run(src, tmp_path / 'a.bin'), 'must end in')
+    assert 'no.pth does not exist' in error_of(run, tmp_path / 'no.pth', dst)
+    assert 'same file' in error_of(run, src, src)
+    assert 'same file' in error_of(run, src, src, '--force')
+    assert 'must end in' in error_of(run, src, tmp_path / 'a.bin')
     dst.write_bytes(b'mine')
-    fails(run(src, dst), '--force')
+    assert '--force' in error_of(run, src, dst)
     assert dst.read_bytes() == b'mine'
     assert run(src, dst, '--force')[0] == 0
     src.write_bytes(src.read_bytes()[:20_000])
-    fails(run(src, tmp_path / 'b.pth'), 'released.pth is incomplete')
+    assert 'released.pth is incomplete' in error_of(run, src, tmp_path / 'b.pth')
     assert not (tmp_path / 'b.pth').exists()
 
 
-def test_unknown_key_and_source(run, src, tmp_path, classifier):
-    code, _, err = run(src, tmp_path / 'a.pth', '--source', 'rola')
-    assert code == 2 and "invalid choice: 'rola'" in err
+def test_unknown_key_and_source(run, error_of, src, tmp_path, classifier):
+    argv = run, src, tmp_path / 'a.pth'
+    assert "invalid choice: 'rola'" in error_of(*argv, '--source', 'rola')
     torch.save(dict(model=dict(classifier, mystery=torch.zeros(1))), src)
-    fails(run(src, tmp_path / 'a.pth'), 'released.pth', 'mystery')
+    assert re.search('released.pth.*mystery', error_of(*argv))

@@ -90,14 +90,9 @@ def test_help_into_a_pipe_that_nobody_reads(monkeypatch, option):
         (['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'no.jpg'], "source 'no.jpg' does not"),
     ],
 )
-def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
+def test_errors_are_one_line(error_of, argv, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
-    with pytest.raises(SystemExit) as end:
-        program.main(argv)
-    error = capsys.readouterr().err
-    assert end.value.code == 2
-    assert message in error and error.count('\n') == 1 and 'Traceback' not in error
+    assert message in error_of(program.main, argv)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +117,9 @@ def test_errors_are_one_line(capsys, argv, message, tmp_path, monkeypatch):
         (['train', 'c', '--gpus', '1'], '; instead: torchrun'),
     ],
 )
-def test_errors_of_arguments_are_one_line(capsys, argv, message, monkeypatch):
+def test_errors_of_arguments_are_one_line(error_of, argv, message, monkeypatch):
     monkeypatch.delenv('RANK', raising=False)
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
-    with pytest.raises(SystemExit, match='^2$'):
-        program.main(argv)
-    error = capsys.readouterr().err
-    assert error.startswith('error: ') and error.count('\n') == 1
+    error = error_of(program.main, argv)
     assert message in error and f'(mmlinattn {argv[0]} ' in error and '--help)' in error
 
 
@@ -189,33 +180,27 @@ def test_ctrl_c_is_one_line(capsys, monkeypatch, argv, place):
         [*COMPLEXITY, 'ravlt-t_8xb128_in1k', '--json', 'device'],
     ],
 )
-def test_what_cannot_be_written_is_said_before_the_work(capsys, argv, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_said_before_the_work(error_of, argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
     (tmp_path / 'file').write_text('in the way')
     (tmp_path / 'a.jpg').write_text('looked at later')
     (tmp_path / 'device').symlink_to('/dev/null')
-    with pytest.raises(SystemExit, match='^2$'):
-        program.main(argv)
-    assert 'cannot be written' in capsys.readouterr().err
+    assert 'cannot be written' in error_of(program.main, argv)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['a.jpg', 'device', 'file']
     assert (tmp_path / 'device').is_symlink()
 
 
 @pytest.mark.parametrize('command', [train, test])
-def test_a_work_dir_that_cannot_be_written(capsys, monkeypatch, tmp_path, command):
+def test_a_work_dir_that_cannot_be_written(error_of, monkeypatch, tmp_path, command):
     """On a full disk the log would fail in 70 lines without a file."""
     monkeypatch.setattr(command, 'check_run', lambda *_: [])
     (tmp_path / 'file').write_text('in the way')
     name, weights = command.__name__.rpartition('.')[2], ['w'] * (command is test)
     argv = [name, 'ravlt-nano_shapes', *weights, f'--work-dir={tmp_path}/file']
-    with pytest.raises(SystemExit, match='^2$'):
-        program.main(argv)
-    assert 'file/config.py cannot be written' in capsys.readouterr().err
+    assert 'file/config.py cannot be written' in error_of(program.main, argv)
 
 
-def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+def test_a_variable_of_a_config_and_a_file_that_is_no_config(error_of, tmp_path):
     broken = tmp_path / 'broken.py'
     broken.write_text('model = dict(')
     without_suffix = str(tmp_path / 'broken')
@@ -225,14 +210,11 @@ def test_a_variable_of_a_config_and_a_file_that_is_no_config(capsys, tmp_path, m
         ([str(broken)], f"SyntaxError: config {broken}: '(' was never closed"),
         ([without_suffix], f"config '{without_suffix}' does not exist, but {broken} does"),
     ):
-        with pytest.raises(SystemExit, match='^2$'):
-            program.main(['check-data', *config])
-        assert message in capsys.readouterr().err
+        assert message in error_of(program.main, ['check-data', *config])
 
 
 def test_a_config_by_its_name(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
     assert program.main([*COMPLEXITY, 'ravlt-t_8xb128_in1k']) == 0
     assert 'ravlt-t_8xb128_in1k, 64 x 64' in capsys.readouterr().out
 
@@ -254,11 +236,9 @@ def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
     assert 'kernels' in lines
 
 
-def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, monkeypatch):
-    with pytest.raises(SystemExit) as ended:
-        program.main(['doctor', '--gpu'])
-    assert ended.value.code == 2
-    assert '--gpu needs a CUDA device, and torch finds none' in capsys.readouterr().err
+def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, error_of, monkeypatch):
+    words = ['doctor', '--gpu']
+    assert '--gpu needs a CUDA device, and torch finds none' in error_of(program.main, words)
     monkeypatch.setenv('COLUMNS', '200')
     monkeypatch.setattr(doctor.torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(doctor.torch.cuda, 'current_device', lambda: 0)
@@ -271,17 +251,15 @@ def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, monkeypatch):
         Finding('MALA', half, problem='RuntimeError: ptxas'),
     ]
     monkeypatch.setattr(doctor, 'check_kernels', lambda device: found)
-    assert program.main(['doctor', '--gpu']) == 1
+    assert program.main(words) == 1
     out = capsys.readouterr().out
     assert out.startswith('Fake GPU') and '3.1e-03' in out and 'RuntimeError: ptxas' in out
     assert 'Set MMLINATTN_BACKEND=torch' in out
     del found[-1]
-    assert program.main(['doctor', '--gpu']) == 0
+    assert program.main(words) == 0
     assert 'Set MMLINATTN' not in capsys.readouterr().out
     monkeypatch.setattr(doctor.dispatch, 'gpu_problem', lambda index: 'too old')
-    with pytest.raises(SystemExit):
-        program.main(['doctor', '--gpu'])
-    assert '--gpu: too old' in capsys.readouterr().err
+    assert '--gpu: too old' in error_of(program.main, words)
 
 
 @pytest.mark.parametrize('backwards', [False, True])

@@ -1,7 +1,6 @@
 """Prediction of files that belong to no data set, by models of all three frameworks."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import cv2
@@ -54,8 +53,7 @@ def checkpoint(root, tmp_path_factory):
     return make
 
 
-def predict(capsys, monkeypatch, *argv):
-    monkeypatch.setattr(sys, 'argv', ['mmlinattn'])
+def predict(capsys, *argv):
     code = program.main(['predict', *map(str, argv)])
     return code, capsys.readouterr()
 
@@ -73,7 +71,7 @@ def test_a_folder(task, checkpoint, pictures, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')
     config, weights = checkpoint(task)
     options = ('--out', tmp_path, '--min-score', 0.1)
-    code, said = predict(capsys, monkeypatch, config, weights, pictures, *options)
+    code, said = predict(capsys, config, weights, pictures, *options)
     assert code == 0 and '2 images' in said.out
     content, coco = of_coco(tmp_path / 'predictions.json')
     assert [image['file_name'] for image in content['images']] == ['a.jpg', 'below/b.png']
@@ -106,24 +104,24 @@ def check_labels(folder, content):
     }
 
 
-def test_names_that_differ_only_in_suffix(checkpoint, pictures, tmp_path, capsys, monkeypatch):
+def test_names_that_differ_only_in_suffix(checkpoint, pictures, tmp_path, capsys):
     folder = tmp_path / 'in'
     folder.mkdir()
     for name in ('x.jpg', 'x.png', 'x.jpg.jpg', 'y.jpg'):
         (folder / name).write_bytes((pictures / 'a.jpg').read_bytes())
     config, weights = checkpoint('cls')
-    assert predict(capsys, monkeypatch, config, weights, folder, '--out', tmp_path / 'out')[0] == 0
+    assert predict(capsys, config, weights, folder, '--out', tmp_path / 'out')[0] == 0
     found = sorted(path.name for path in (tmp_path / 'out' / 'vis').iterdir())
     assert found == ['x.jpg.jpg.png', 'x.jpg.png', 'x.png.png', 'y.png']
 
 
-def test_notes_are_printed(checkpoint, pictures, tmp_path, capsys, monkeypatch):
+def test_notes_are_printed(checkpoint, pictures, tmp_path, capsys):
     config, weights = checkpoint('cls')
     out = ('--out', tmp_path, '--tta')
-    code, said = predict(capsys, monkeypatch, config, weights, pictures / 'a.jpg', *out)
+    code, said = predict(capsys, config, weights, pictures / 'a.jpg', *out)
     assert code == 0 and said.out.startswith('test-time augmentation (default: ')
     config, weights = checkpoint('det')
-    code, said = predict(capsys, monkeypatch, config, weights, pictures / 'a.jpg', *out[:2],
+    code, said = predict(capsys, config, weights, pictures / 'a.jpg', *out[:2],
                          '--cfg-options', 'test_dataloader.dataset.ann_file=none.json')  # fmt: skip
     assert code == 0 and said.out.startswith('category ids are counted from 1: ')
     assert 'none.json does not exist' in said.out
@@ -159,7 +157,7 @@ def test_as_the_frameworks_predict(task, checkpoint, pictures):
 
 
 def test_images_that_fail_are_named_and_the_rest_goes_on(
-    checkpoint, pictures, tmp_path, capsys, monkeypatch
+    checkpoint, pictures, tmp_path, capsys, error_of, monkeypatch
 ):
     monkeypatch.setenv('COLUMNS', '300')
     folder = tmp_path / 'in'
@@ -183,7 +181,7 @@ def test_images_that_fail_are_named_and_the_rest_goes_on(
     monkeypatch.setattr(Predictor, 'predict_batch', failing)
     config, weights = checkpoint('cls')
     options = ('--out', tmp_path / 'out', '--batch-size', 5, '--max-megapixels', 0.007)
-    code, said = predict(capsys, monkeypatch, config, weights, folder, *options)
+    code, said = predict(capsys, config, weights, folder, *options)
     assert code == 1 and 'error: 4 image(s) failed' in said.err
     assert all(f'image {folder / name} cannot be read' in said.out for name in ('a.jpg', 'c.jpg'))
     assert 'image d.jpg: RuntimeError: out of memory' in said.out
@@ -195,9 +193,7 @@ def test_images_that_fail_are_named_and_the_rest_goes_on(
         (('--batch-size', 0), '--batch-size must be positive, got 0'),
         (('--min-score', 2), '--min-score must be 0 to 1, got 2.0'),
     ):
-        with pytest.raises(SystemExit):
-            predict(capsys, monkeypatch, config, weights, folder, *options)
-        assert message in capsys.readouterr().err
+        assert message in error_of(predict, capsys, config, weights, folder, *options)
 
 
 @pytest.mark.parametrize('error, code', [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
@@ -212,21 +208,17 @@ def test_images_so_far_are_kept(checkpoint, pictures, tmp_path, capsys, monkeypa
     monkeypatch.setattr(Predictor, 'predict_batch', ended)
     given = (*checkpoint('cls'), pictures, '--out', tmp_path)
     with pytest.raises(SystemExit, match=f'^{code}$'):
-        predict(capsys, monkeypatch, *given)
+        predict(capsys, *given)
     content, _ = of_coco(tmp_path / 'predictions.json')
     assert [image['file_name'] for image in content['images']] == ['a.jpg']
 
 
-def test_pictures_in_the_source_are_not_predicted(
-    checkpoint, pictures, tmp_path, capsys, monkeypatch
-):
+def test_pictures_in_the_source_are_not_predicted(checkpoint, pictures, tmp_path, capsys):
     folder = tmp_path / 'in'
     folder.mkdir()
     (folder / 'a.jpg').write_bytes((pictures / 'a.jpg').read_bytes())
     for _ in range(2):
-        code, said = predict(
-            capsys, monkeypatch, *checkpoint('seg'), folder, '--out', folder / 'out'
-        )
+        code, said = predict(capsys, *checkpoint('seg'), folder, '--out', folder / 'out')
         assert code == 0 and '\n1 images' in said.out
     assert sorted(path.name for path in (folder / 'out').iterdir()) == [
         'labels', 'predictions.json', 'vis',

@@ -247,16 +247,14 @@ def test_a_classifier_with_more_outputs_is_said():
     assert not found.fatal
 
 
-def test_a_command_compares_heads(root, tmp_path, capsys):
+def test_a_command_compares_heads(root, tmp_path, error_of):
     cfg = shrunk('ravlt-mask-rcnn', root)
     cfg.model.roi_head.mask_head.num_classes = 80
     cfg.work_dir = str(tmp_path / 'work')
     path = tmp_path / 'mine.py'
     cfg.dump(str(path))
-    with pytest.raises(SystemExit):
-        program.main(['train', str(path), '--work-dir', cfg.work_dir])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and 'mask_head.num_classes=5, or metainfo.classes' in lines[0]
+    error = error_of(program.main, ['train', str(path), '--work-dir', cfg.work_dir])
+    assert 'mask_head.num_classes=5, or metainfo.classes' in error
     assert not (tmp_path / 'work').exists()
 
 

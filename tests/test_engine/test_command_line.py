@@ -24,35 +24,31 @@ class Broken:
         raise self.kind(f'{i}.jpg cannot be read:\n  a reason: of two lines')
 
 
-def said(capsys, function):
-    with pytest.raises(SystemExit) as stopped, errors_in_one_line(debug=False):
-        function()
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+def said(error_of, function):
+    return error_of(errors_in_one_line(debug=False)(function))
 
 
 @pytest.mark.parametrize('kind', [DataError, ValueError])
-def test_of_a_worker_what_it_said(capsys, kind):
-    line = said(capsys, lambda: next(iter(DataLoader(Broken(kind), num_workers=1))))
+def test_of_a_worker_what_it_said(error_of, kind):
+    line = said(error_of, lambda: next(iter(DataLoader(Broken(kind), num_workers=1))))
     words = '0.jpg cannot be read: a reason: of two lines'
     assert line.startswith(f'error: {kind.__name__}: {words} (')
 
 
-def test_without_words_the_place(capsys):
+def test_without_words_the_place(error_of):
     def check():
         raise AssertionError
 
-    line = said(capsys, check)
+    line = said(error_of, check)
     assert line.startswith('error: AssertionError: raise AssertionError (line ')
     assert __file__ in line
 
 
-def test_of_a_key_its_words(capsys):
+def test_of_a_key_its_words(error_of):
     def look_up():
         raise KeyError("'lin' is not registered")
 
-    assert said(capsys, look_up).startswith("error: KeyError: 'lin' is not registered (")
+    assert said(error_of, look_up).startswith("error: KeyError: 'lin' is not registered (")
 
 
 def test_console_prints_text_as_it_is():

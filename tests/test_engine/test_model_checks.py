@@ -118,14 +118,12 @@ def test_several_necks(tmp_path):
     assert check_channels(load_config(path)) == ['head']
 
 
-def test_training_ends_before_data_is_read(tmp_path, capsys):
+def test_training_ends_before_data_is_read(tmp_path, error_of):
     base = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
     path = config(tmp_path, base, f'model = dict({BACKBONE})')
-    with pytest.raises(SystemExit) as end:
-        program.main(['train', path, '--work-dir', str(tmp_path / 'work')])
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and said.startswith('error: ValueError: model.neck.in_channels')
-    assert said.count('\n') == 1 and not (tmp_path / 'work').exists()
+    error = error_of(program.main, ['train', path, '--work-dir', str(tmp_path / 'work')])
+    assert error.startswith('error: ValueError: model.neck.in_channels')
+    assert not (tmp_path / 'work').exists()
 
 
 @pytest.mark.parametrize(

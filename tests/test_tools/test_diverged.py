@@ -15,17 +15,6 @@ from .test_interrupted import SEG
 pytestmark = pytest.mark.slow
 
 
-def stop_of(run, capsys, *arguments) -> str:
-    """The error line of a command in this process that ends with code 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(*arguments, debug=False)
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    (line,) = (line for line in lines if line.startswith('error: '))
-    return line
-
-
 @pytest.fixture
 def diverged(root, options, tmp_path):
     """A config of Shapes, and a whole training's checkpoint of it with a weight that is NaN."""
@@ -41,7 +30,7 @@ def diverged(root, options, tmp_path):
     return cfg, path, overrides
 
 
-def test_weights_that_are_not_finite_are_not_used(diverged, root, run, capsys, tmp_path):
+def test_weights_that_are_not_finite_are_not_used(diverged, root, run, error_of, tmp_path):
     """By no command: test, train, and all that build a model with a checkpoint (predict, ...)."""
     cfg, path, overrides = diverged
     message = f'{path} has 1 weights that are NaN or infinite: decode_head.conv_seg.bias'
@@ -50,9 +39,9 @@ def test_weights_that_are_not_finite_are_not_used(diverged, root, run, capsys, t
         ('test', *common, path, '--work-dir', tmp_path / 'test'),
         ('train', *common, '--resume', path, '--work-dir', tmp_path / 'resume'),
     ):
-        line = stop_of(run, capsys, *arguments, '--cfg-options', *overrides)
-        assert f'CheckpointError: {message}' in line
+        error = error_of(run, *arguments, '--cfg-options', *overrides, debug=False)
+        assert f'CheckpointError: {message}' in error
     tuned = ('train', *common, '--work-dir', tmp_path / 'tune', '--cfg-options', *overrides)
-    assert message in stop_of(run, capsys, *tuned, f'load_from={path}')
+    assert message in error_of(run, *tuned, f'load_from={path}', debug=False)
     with pytest.raises(CheckpointError, match='decode_head.conv_seg.bias'):
         load_model(cfg, str(path))

@@ -37,19 +37,17 @@ def test_passwords_in_the_addresses_of_a_run(
     run, root, options, tmp_path, monkeypatch, capfd, where
 ):
     monkeypatch.chdir(tmp_path)
-    config, common = root / CONFIGS['cls'], ['--work-dir', 'work', '--cfg-options', *options('cls')]
-    if where == 'init_cfg':
+    argv = ['train', root / CONFIGS['cls'], '--work-dir', 'work', '--cfg-options', *options('cls')]
+    if where == 'argument':
+        argv[:2] = 'test', argv[1], ADDRESS
+    elif where == 'init_cfg':
         pretrained = f"dict(_delete_=True, type='Pretrained', checkpoint='{ADDRESS}')"
-        common += [f'model.backbone.init_cfg={pretrained}']
+        argv += [f'model.backbone.init_cfg={pretrained}']
     elif where == 'data_root':
-        common += [f'train_dataloader.dataset.data_root={ADDRESS}']
-    with pytest.raises(SystemExit) as stop:
-        if where == 'argument':
-            run('test', config, ADDRESS, *common, debug=False)
-        else:
-            run('train', config, *common, debug=False)
+        argv += [f'train_dataloader.dataset.data_root={ADDRESS}']
+    with pytest.raises(SystemExit, match='^2$'):
+        run(*argv, debug=False)
     content, _ = written(tmp_path, capfd)
-    assert stop.value.code == 2
     assert b'https://***@127.0.0.1:9/released.pth' in content and SECRET.encode() not in content
 
 

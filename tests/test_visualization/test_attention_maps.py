@@ -101,9 +101,7 @@ def test_command_line(visualize, tmp_path, capsys):
     assert 'image_decoder.png' in capsys.readouterr().out
 
 
-def test_command_line_refuses(visualize, tmp_path, capsys):
-    with pytest.raises(SystemExit) as error:
-        visualize('smca_nano_shapes', '--queries', 0)
-    assert error.value.code == 2
-    assert '--queries must be positive, got 0' in capsys.readouterr().err
+def test_command_line_refuses(visualize, tmp_path, error_of):
+    error = error_of(visualize, 'smca_nano_shapes', '--queries', 0)
+    assert '--queries must be positive, got 0' in error
     assert not (tmp_path / 'out').exists()

@@ -188,7 +188,7 @@ def tool(root, monkeypatch):
     return call
 
 
-def test_command_line(tool, root, tmp_path, capsys):
+def test_command_line(tool, root, tmp_path, error_of):
     options = ('--size', 64, 32, '--position', 20, 9, '--out', tmp_path / 'a.png')
     drawn = tool(*options, '--attentions', 'RALA', 'RWGKA')
     assert {name: tuple(w.shape) for name, w in drawn.items()} == dict.fromkeys(
@@ -214,16 +214,13 @@ def test_command_line(tool, root, tmp_path, capsys):
         (('--checkpoints', tmp_path / 'b.pth'), 'does not say which attention it is of'),
         (('--layer', 9, '--attentions', 'RALA'), '--layer 9: the backbone has 5 attentions'),
     ):
-        with pytest.raises(SystemExit) as error:
-            tool(*options, *arguments)
-        lines = capsys.readouterr().err.splitlines()
-        assert error.value.code == 2 and len(lines) == 1 and message in lines[0]
+        assert message in error_of(tool, *options, *arguments)
 
 
 @pytest.mark.parametrize(
     'config', ['semantic-fpn_ravlt-nano_shapes', 'mask-rcnn_ravlt-nano_shapes']
 )
-def test_a_trained_detector_or_segmentor(tool, tmp_path, capsys, config):
+def test_a_trained_detector_or_segmentor(tool, tmp_path, error_of, config):
     """The weights are those of the checkpoint, for the image as the model takes it."""
     config = f'configs/quickstart/{config}.py'
     cfg = tool.module.load_config(str(tool.root / config))
@@ -241,9 +238,8 @@ def test_a_trained_detector_or_segmentor(tool, tmp_path, capsys, config):
         model.backbone(((rgb - mean) / std)[None])
     assert title == 'RALA' and found.shape == (1, 16, 24)
     torch.testing.assert_close(found, key_weights(attn, calls[0], (8, 12)))
-    with pytest.raises(SystemExit):
-        tool(tmp_path / 'a.pth', '--attentions', 'RALA', config=config)
-    assert 'CHECKPOINT goes with neither' in capsys.readouterr().err
+    error = error_of(tool, tmp_path / 'a.pth', '--attentions', 'RALA', config=config)
+    assert 'CHECKPOINT goes with neither' in error
 
 
 @pytest.mark.parametrize(
@@ -257,12 +253,10 @@ def test_a_trained_detector_or_segmentor(tool, tmp_path, capsys, config):
         (('--out', 'weights'), "--out must end with one of .*got 'weights'"),
     ],
 )
-def test_command_line_refuses_before_any_work(tool, monkeypatch, capsys, arguments, message):
+def test_command_line_refuses_before_any_work(tool, monkeypatch, error_of, arguments, message):
     for name in ('initial_model', 'load_model'):
         monkeypatch.setattr(tool.module, name, lambda *_: pytest.fail('a model was built'))
-    with pytest.raises(SystemExit) as error:
-        tool(*arguments)
-    assert error.value.code == 2 and re.search(message, capsys.readouterr().err)
+    assert re.search(message, error_of(tool, *arguments))
 
 
 def test_a_checkpoint_may_be_an_address():
@@ -270,13 +264,13 @@ def test_a_checkpoint_may_be_an_address():
     assert visualize_key_weights(words).checkpoints == ['mmlinattn://some', __file__]
 
 
-def test_attentions_that_the_host_refuses_are_left_out(tool, tmp_path, monkeypatch, capsys):
-    names = ['EnhancedLinearAttention', 'RALA']
+def test_attentions_that_the_host_refuses_are_left_out(
+    tool, tmp_path, monkeypatch, capsys, error_of
+):
+    names, deit = ['EnhancedLinearAttention', 'RALA'], 'configs/zoo/deit-nano_shapes.py'
     options = ('--size', 64, 64, '--out', tmp_path / 'a.png')
     monkeypatch.setattr(tool.module, 'package_attentions', lambda: names)
-    assert list(tool(*options, config='configs/zoo/deit-nano_shapes.py')) == ['RALA, untrained']
+    assert list(tool(*options, config=deit)) == ['RALA, untrained']
     refused = 'EnhancedLinearAttention does not support extra tokens'
     assert f'left out EnhancedLinearAttention: {refused}' in capsys.readouterr().out
-    with pytest.raises(SystemExit) as error:
-        tool(*options, '--attentions', *names, config='configs/zoo/deit-nano_shapes.py')
-    assert error.value.code == 2 and refused in capsys.readouterr().err
+    assert refused in error_of(tool, *options, '--attentions', *names, config=deit)
