@@ -111,7 +111,8 @@ def test_interpreter_serves_a_forced_triton(operator, monkeypatch):
 
 def test_forced_triton_on_the_cpu_names_the_reason(operator, monkeypatch):
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    with pytest.raises(BackendError, match='need a CUDA tensor, got one on cpu'):
+    message = r"need a CUDA tensor, got one on cpu\. Use backend='auto' or 'torch'"
+    with pytest.raises(BackendError, match=message):
         operator('triton', torch.zeros(4))
 
 
@@ -146,7 +147,7 @@ def test_kernels_run_on_tested_versions_of_triton(operator, monkeypatch, version
 
 @pytest.mark.parametrize(
     'major, triton, hip, expected',
-    [(9, '3.6.0', None, 'triton'), (7, '3.6.0', None, 'torch'), (9, '3.0.0', None, 'torch'),
+    [(8, '3.6.0', None, 'triton'), (7, '3.6.0', None, 'torch'), (9, '3.0.0', None, 'torch'),
      (9, None, None, 'torch'), (9, '3.6.0', '6.4', 'torch')],
 )  # fmt: skip
 def test_auto_depends_on_gpu_and_triton_alone(
@@ -164,6 +165,8 @@ def test_auto_depends_on_gpu_and_triton_alone(
     if expected == 'torch':
         with pytest.raises(BackendError, match='NVIDIA|compute capability|Triton'):
             operator('triton', on_a_gpu)
+    on_a_gpu.shape = torch.Size([3])  # too few
+    assert operator('auto', on_a_gpu) == 'torch'
     assert capsys.readouterr() == ('', '')
 
 

@@ -16,7 +16,6 @@ from mmlinattn.ops import (
     rala_attention,
     random_walk_attention,
     ripple_attention,
-    use_backend,
 )
 from mmlinattn.ops.common import dispatch, partition
 from mmlinattn.ops.common.launch_table import Config
@@ -614,23 +613,6 @@ def test_compiles_without_graph_breaks():
     torch.testing.assert_close(grads, expected_grads)
 
 
-def test_kernels_are_not_interpreted_unasked(monkeypatch):
-    from mmlinattn.ops.linear.triton_kernels import OPERATOR
-
-    calls = []
-    call = type(OPERATOR).__call__
-    monkeypatch.setattr(type(OPERATOR), '__call__', lambda *args: calls.append(1) or call(*args))
-    q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
-    rala_attention(q, k, v)
-    assert len(calls) == (DEVICE == 'cuda')
-    with use_backend('torch'):
-        rala_attention(q, k, v)
-    assert len(calls) == (DEVICE == 'cuda')
-    with use_backend('triton'):
-        rala_attention(q, k, v)
-    assert len(calls) == 1 + (DEVICE == 'cuda')
-
-
 @pytest.mark.parametrize(
     'change, message',
     [
@@ -646,13 +628,6 @@ def test_a_forced_kernel_that_cannot_serve_says_why(change, message):
     q, k, v = torch.randn(3, 1, 2, 20, change.pop('d'), device=DEVICE).to(change.pop('dtype'))
     with pytest.raises(BackendError, match=f'rala_attention: .*{message}'):
         rala_attention(q, k, v, backend='triton', **change)
-
-
-def test_a_forced_kernel_on_the_cpu_says_what_to_do(monkeypatch):
-    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    q, k, v = torch.randn(3, 1, 2, 20, 16)
-    with pytest.raises(BackendError, match=r"need a CUDA tensor.*Use backend='auto' or 'torch'"):
-        rala_attention(q, k, v, backend='triton')
 
 
 @pytest.mark.parametrize(

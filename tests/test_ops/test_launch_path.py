@@ -260,17 +260,6 @@ def test_rows_of_the_table_by_gpu():
     assert found.pop('H100') == 'sm_90' and set(found.values()) == {'sm_80'}
 
 
-@pytest.mark.parametrize('gpu, launches', [('H100', 3), ('RTX 4090', 3), ('V100', 0)])
-def test_auto_depends_on_the_device(monkeypatch, clean, gpu, launches):
-    seen = fake_gpu(monkeypatch, gpu)
-    with FakeTensorMode(), torch.no_grad():
-        q, k, v = (torch.empty(B, H, N, 64, device='cuda', dtype=torch.half) for _ in 'qkv')
-        linear_attention(q, k, v)
-        linear_attention(q.double(), k.double(), v.double())
-        linear_attention(q[..., :8], k[..., :8], v[..., :8])
-    assert len(seen) == launches
-
-
 @pytest.mark.parametrize('layer', [RALA, RWGKA])
 def test_the_way_from_a_layer_to_a_launch_is_short(monkeypatch, clean, layer):
     """At most six files and twelve frames of the package."""
