@@ -5,6 +5,7 @@ import torch
 from mmengine.registry import MODELS
 
 from mmlinattn.app import load_models
+from mmlinattn.datasets.shapes import CLASSES
 from mmlinattn.engine.config import load_config
 from tests.test_tools.conftest import CONFIGS
 
@@ -26,7 +27,8 @@ def files(root, tmp_path_factory):
             torch.manual_seed(0)
             model = MODELS.build(load_config(config).model)
             model.init_weights()
-            torch.save(dict(state_dict=model.state_dict(), meta={}), checkpoint)
+            meta = dict(dataset_meta=dict(classes=CLASSES)) if name == 'cls' else {}
+            torch.save(dict(state_dict=model.state_dict(), meta=meta), checkpoint)
         return config, str(checkpoint)
 
     return make

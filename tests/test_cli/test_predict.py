@@ -7,7 +7,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from mmengine.registry import MODELS
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from PIL import Image
 from pycocotools import mask as coco_mask
@@ -34,25 +33,6 @@ def pictures(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope='module')
-def checkpoint(root, tmp_path_factory):
-    """checkpoint(task) -> config and file of a model with random weights, sure of everything."""
-    folder = tmp_path_factory.mktemp('weights')
-
-    def make(task):
-        cfg = load_config(str(root / CONFIGS[task]))
-        path = folder / f'{task}.pth'
-        if not path.exists():
-            torch.manual_seed(0)
-            model = MODELS.build(cfg.model)
-            model.init_weights()
-            meta = dict(dataset_meta=dict(classes=SHAPES)) if task == 'cls' else {}
-            torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
-        return str(root / CONFIGS[task]), str(path)
-
-    return make
-
-
 def predict(capsys, *argv):
     code = program.main(['predict', *map(str, argv)])
     return code, capsys.readouterr()
@@ -67,9 +47,9 @@ def of_coco(path):
 
 
 @pytest.mark.parametrize('task', CONFIGS)
-def test_a_folder(task, checkpoint, pictures, tmp_path, capsys, monkeypatch):
+def test_a_folder(task, files, pictures, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')
-    config, weights = checkpoint(task)
+    config, weights = files(task)
     options = ('--out', tmp_path, '--min-score', 0.1)
     code, said = predict(capsys, config, weights, pictures, *options)
     assert code == 0 and '2 images' in said.out
@@ -104,23 +84,23 @@ def check_labels(folder, content):
     }
 
 
-def test_names_that_differ_only_in_suffix(checkpoint, pictures, tmp_path, capsys):
+def test_names_that_differ_only_in_suffix(files, pictures, tmp_path, capsys):
     folder = tmp_path / 'in'
     folder.mkdir()
     for name in ('x.jpg', 'x.png', 'x.jpg.jpg', 'y.jpg'):
         (folder / name).write_bytes((pictures / 'a.jpg').read_bytes())
-    config, weights = checkpoint('cls')
+    config, weights = files('cls')
     assert predict(capsys, config, weights, folder, '--out', tmp_path / 'out')[0] == 0
     found = sorted(path.name for path in (tmp_path / 'out' / 'vis').iterdir())
     assert found == ['x.jpg.jpg.png', 'x.jpg.png', 'x.png.png', 'y.png']
 
 
-def test_notes_are_printed(checkpoint, pictures, tmp_path, capsys):
-    config, weights = checkpoint('cls')
+def test_notes_are_printed(files, pictures, tmp_path, capsys):
+    config, weights = files('cls')
     out = ('--out', tmp_path, '--tta')
     code, said = predict(capsys, config, weights, pictures / 'a.jpg', *out)
     assert code == 0 and said.out.startswith('test-time augmentation (default: ')
-    config, weights = checkpoint('det')
+    config, weights = files('det')
     code, said = predict(capsys, config, weights, pictures / 'a.jpg', *out[:2],
                          '--cfg-options', 'test_dataloader.dataset.ann_file=none.json')  # fmt: skip
     assert code == 0 and said.out.startswith('category ids are counted from 1: ')
@@ -128,8 +108,8 @@ def test_notes_are_printed(checkpoint, pictures, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('task', CONFIGS)
-def test_as_the_frameworks_predict(task, checkpoint, pictures):
-    config, weights = checkpoint(task)
+def test_as_the_frameworks_predict(task, files, pictures):
+    config, weights = files(task)
     cfg = load_config(config)
     predictor = Predictor(cfg, weights)
     image = cv2.imread(str(pictures / 'a.jpg'))
@@ -157,7 +137,7 @@ def test_as_the_frameworks_predict(task, checkpoint, pictures):
 
 
 def test_images_that_fail_are_named_and_the_rest_goes_on(
-    checkpoint, pictures, tmp_path, capsys, error_of, monkeypatch
+    files, pictures, tmp_path, capsys, error_of, monkeypatch
 ):
     monkeypatch.setenv('COLUMNS', '300')
     folder = tmp_path / 'in'
@@ -179,7 +159,7 @@ def test_images_that_fail_are_named_and_the_rest_goes_on(
         return original(self, images, names, min_score)
 
     monkeypatch.setattr(Predictor, 'predict_batch', failing)
-    config, weights = checkpoint('cls')
+    config, weights = files('cls')
     options = ('--out', tmp_path / 'out', '--batch-size', 5, '--max-megapixels', 0.007)
     code, said = predict(capsys, config, weights, folder, *options)
     assert code == 1 and 'error: 4 image(s) failed' in said.err
@@ -197,7 +177,7 @@ def test_images_that_fail_are_named_and_the_rest_goes_on(
 
 
 @pytest.mark.parametrize('error, code', [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
-def test_images_so_far_are_kept(checkpoint, pictures, tmp_path, capsys, monkeypatch, error, code):
+def test_images_so_far_are_kept(files, pictures, tmp_path, capsys, monkeypatch, error, code):
     original = Predictor.predict_batch
 
     def ended(self, images, names, min_score):
@@ -206,19 +186,19 @@ def test_images_so_far_are_kept(checkpoint, pictures, tmp_path, capsys, monkeypa
         return original(self, images, names, min_score)
 
     monkeypatch.setattr(Predictor, 'predict_batch', ended)
-    given = (*checkpoint('cls'), pictures, '--out', tmp_path)
+    given = (*files('cls'), pictures, '--out', tmp_path)
     with pytest.raises(SystemExit, match=f'^{code}$'):
         predict(capsys, *given)
     content, _ = of_coco(tmp_path / 'predictions.json')
     assert [image['file_name'] for image in content['images']] == ['a.jpg']
 
 
-def test_pictures_in_the_source_are_not_predicted(checkpoint, pictures, tmp_path, capsys):
+def test_pictures_in_the_source_are_not_predicted(files, pictures, tmp_path, capsys):
     folder = tmp_path / 'in'
     folder.mkdir()
     (folder / 'a.jpg').write_bytes((pictures / 'a.jpg').read_bytes())
     for _ in range(2):
-        code, said = predict(capsys, *checkpoint('seg'), folder, '--out', folder / 'out')
+        code, said = predict(capsys, *files('seg'), folder, '--out', folder / 'out')
         assert code == 0 and '\n1 images' in said.out
     assert sorted(path.name for path in (folder / 'out').iterdir()) == [
         'labels', 'predictions.json', 'vis',

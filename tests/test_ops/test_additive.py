@@ -27,15 +27,17 @@ def test_half_precision(dtype, tolerance):
     assert (out.double() - exact).norm() / exact.norm() < tolerance
 
 
-def test_layer_shares_values_and_adds_queries():
+@pytest.mark.parametrize('has_pos', [False, True])
+def test_layer_shares_values_and_adds_queries(has_pos):
     attn = AdditiveAttention(16, 2).double()
     assert sum(p.numel() for p in attn.parameters()) == 3 * 16 * 17 - 16 + 16 + 2 * 16
-    x = torch.randn(1, 6, 16, dtype=torch.float64)
-    q, k = attn.in_proj(x).chunk(2, -1)
-    heads = [t.unflatten(-1, (2, 8)).transpose(1, 2) for t in (q, k, q)]
+    x, pos = torch.randn(2, 2, 12, 16, dtype=torch.float64)
+    q, k = attn.in_proj(x + pos * has_pos).chunk(2, -1)
+    v, _ = attn.in_proj(x).chunk(2, -1)
+    heads = [t.unflatten(-1, (2, 8)).transpose(1, 2) for t in (q, k, v)]
     u = additive_attention(*heads, attn.w_q, attn.w_k, backend='reference')
     expected = attn.proj(u.transpose(1, 2).flatten(2)) + q
-    torch.testing.assert_close(attn(x, (2, 3)), expected)
+    torch.testing.assert_close(attn(x, (3, 4), pos if has_pos else None), expected)
 
 
 @pytest.mark.parametrize(
