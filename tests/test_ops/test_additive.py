@@ -17,16 +17,6 @@ def test_recorded_output_and_gradients(golden, backend, tolerance):
         assert (leaf.grad - t[f'additive.grad.{name}']).abs().max() < tolerance, name
 
 
-@pytest.mark.parametrize('dtype, tolerance', [(torch.float16, 3e-3), (torch.bfloat16, 1e-2)])
-def test_half_precision(dtype, tolerance):
-    q, k, v = torch.randn(3, 1, 2, 16384, 16).to(dtype)
-    w_q, w_k = (10 * torch.randn(2, 2, 16)).to(dtype)
-    exact = additive_attention(*(x.double() for x in (q, k, v, w_q, w_k)), backend='reference')
-    out = additive_attention(q, k, v, w_q, w_k, backend='torch')
-    assert out.dtype == dtype
-    assert (out.double() - exact).norm() / exact.norm() < tolerance
-
-
 @pytest.mark.parametrize('has_pos', [False, True])
 def test_layer_shares_values_and_adds_queries(has_pos):
     attn = AdditiveAttention(16, 2).double()

@@ -83,6 +83,26 @@ def test_an_image_of_padding_has_finite_gradients(name, dtype, products):
         assert grad.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    'operator, size, draw',
+    [(linear_attention, 30, torch.rand), (rala_attention, 30, torch.randn),
+     (mala_attention, 10, torch.randn), (additive_attention, 1, torch.randn)],
+)  # fmt: skip
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float16, 3e-3), (torch.bfloat16, 1e-2)])
+def test_many_large_tokens(operator, size, draw, dtype, tolerance):
+    """Sums in half precision would overflow or stall; the output of MALA grows with its queries."""
+    tensors = [*size * draw(3, 1, 2, 16384, 16)]
+    if operator is additive_attention:
+        tensors += 10 * torch.randn(2, 2, 16)
+    tensors = [x.to(dtype) for x in tensors]
+    exact = operator(*(x.double() for x in tensors), backend='torch')
+    for autocast in (False, True):
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=autocast):
+            out = operator(*tensors, backend='torch')
+        assert out.dtype == dtype
+        assert (out.double() - exact).norm() / exact.norm() < tolerance
+
+
 def test_cpu_products_are_float32():
     x = torch.zeros(1, 1, 2, 2, dtype=torch.bfloat16)
     assert numerics.factor_dtype(x) is None
