@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mmlinattn.ops import additive_attention, linear_attention, mala_attention, rala_attention
 from mmlinattn.ops.common import numerics
 from tests.test_ops.operators import OPERATORS, random_tensors
 

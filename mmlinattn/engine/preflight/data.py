@@ -156,9 +156,10 @@ def unread_files(dataset: Any) -> Iterator[Finding]:
         return
     read = {path for i in range(len(dataset)) for path in dataset.get_data_info(i).values()
             if isinstance(path, str)}  # fmt: skip
+    maps, no_image = dataset.seg_map_suffix, f'no image that ends in {suffix!r} has this name'
     for name, ends, what in (
         ('img_path', IMAGES, f'names of images end in {suffix!r} (img_suffix)'),
-        ('seg_map_path', (dataset.seg_map_suffix,), f'no image that ends in {suffix!r} has this name'),
+        ('seg_map_path', maps, no_image),
     ):
         for base, _, files in os.walk(prefix.get(name) or ''):
             paths = [osp.join(base, file) for file in sorted(files) if file.lower().endswith(ends)]
