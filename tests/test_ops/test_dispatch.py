@@ -27,6 +27,7 @@ class Operator:
         chosen = self.module.choose_backend(
             'op', backend, q, kernels, q, algorithms=self.algorithms
         )
+        chosen = chosen if isinstance(chosen, str) else 'triton'
         return self.forms[chosen](q) if self.forms else chosen
 
 

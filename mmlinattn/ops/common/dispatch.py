@@ -45,8 +45,8 @@ class BackendError(RuntimeError):
 def choose_backend(
     operator: str, backend: str, q: Tensor, kernels: Optional[Callable[[], Any]] = None,
     *args: Any, algorithms: Tuple[str, ...] = (),
-) -> str:  # fmt: skip
-    """Return the implementation that a call runs.
+) -> Any:  # fmt: skip
+    """Return the name of the implementation that a call runs; for ``'triton'`` the kernels.
 
     Args:
         operator: name of the operator, for error messages.
@@ -70,9 +70,12 @@ def choose_backend(
         return backend
     reason = 'this operator has no Triton kernel'
     if kernels is not None:
-        reason = _unsupported_device(q, backend) or kernels().unsupported_reason(*args)
-    if reason is None:
-        return 'triton'
+        reason = _unsupported_device(q, backend)
+        if reason is None:
+            found = kernels()
+            reason = found.unsupported_reason(*args)
+            if reason is None:
+                return found
     if backend == 'triton':
         raise BackendError(
             f"{operator}: backend='triton' cannot serve this call: {reason}. "

@@ -180,8 +180,8 @@ def _run(
     if options.feature_map not in FEATURE_MAPS:
         get_feature_map(options.feature_map)  # raises
     chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
-    if chosen == 'triton':
-        return _run_kernels(q, k, v, options)
+    if not isinstance(chosen, str):
+        return _run_kernels(chosen, q, k, v, options)
     reference = mala_reference if options.kind == 'mala' else linear_reference
     form = linear_torch if chosen == 'torch' else reference
     if packed is None:
@@ -198,8 +198,8 @@ def _kernels() -> Any:
     return OPERATOR
 
 
-def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
-    kernels, rotary, packed, kind = _kernels(), options.rotary, options.packed, options.kind
+def _run_kernels(kernels: Any, q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
+    rotary, packed, kind = options.rotary, options.packed, options.kind
     axes = images = None
     width = longest = 0
     if rotary is not None:

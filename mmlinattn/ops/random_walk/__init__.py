@@ -74,10 +74,10 @@ def random_walk_attention(
     options = Walk(float(decay), steps)
     tensors = q, k, v, anchors_q, anchors_k
     chosen = choose_backend('random_walk_attention', backend, q, _kernels, tensors, cross)
-    if chosen == 'triton':
+    if not isinstance(chosen, str):
         # The kernels round anchors to the dtype of q.
         anchors_q, anchors_k = anchors_q.contiguous(), anchors_k.to(anchors_q.dtype).contiguous()
-        return _kernels()(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
+        return chosen(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
     form = random_walk_torch if chosen == 'torch' else random_walk_reference
     return form(*tensors, options, key_padding_mask, cross)
 

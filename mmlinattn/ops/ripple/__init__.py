@@ -94,12 +94,11 @@ def ripple_attention(
     chosen = choose_backend(
         'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
     )
-    if chosen == 'triton':
-        kernels, last = _kernels(), weights.shape[-1] - 1
+    if not isinstance(chosen, str):
+        last = weights.shape[-1] - 1
         if key_padding_mask is not None or max(hw_shape) // 2 < last:
             weights = drop_empty_last(weights, hw_shape, last, key_padding_mask)
-        kernel_options = kernels.options(*hw_shape, float(eps))
-        return kernels(kernel_options, q, k, v, weights, key_padding_mask)
+        return chosen(chosen.options(*hw_shape, float(eps)), q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
     if is_exporting():  # plain operations with the same result
