@@ -60,11 +60,8 @@ def initial_weights_read_safely(model: nn.Module) -> Iterator[None]:
 
     MMEngine's own reader runs the code of a file that torch refuses.
     """
-    inits = [
-        init
-        for module in model.modules()
-        for init in pretrained_inits(getattr(module, 'init_cfg', None))
-    ]
+    found = [pretrained_inits(getattr(module, 'init_cfg', None)) for module in model.modules()]
+    inits = {id(init): init for part in found for init in part}.values()  # modules may share one
     for init in inits:
         init['checkpoint'] = f'{SAFE}{init["checkpoint"]}'
     try:
