@@ -247,13 +247,20 @@ def test_files_of_other_kinds(tmp_path):
         load_state_dict(tmp_path / 'a.pth')
     (tmp_path / 'a.pth').unlink()
     np.savez(tmp_path / 'a.npz', weight=np.zeros(3))
-    (tmp_path / 'c.onnx').write_bytes(b'\x08\x0a')
     (tmp_path / 'd.pth').write_bytes(b'{"info":{"year":2026},"images":[]}')
     (tmp_path / 'e.pth').write_bytes(b'<html>not found</html>')
     (tmp_path / 'f.pth').write_bytes(pickle.dumps([1, 2]))
     for path in tmp_path.iterdir():
         with pytest.raises(CheckpointError, match=f'{path.name} is incomplete or no checkpoint'):
             load_state_dict(path)
+
+
+@pytest.mark.parametrize('suffix', ['onnx', 'pt2'])
+def test_an_exported_file_is_named(tmp_path, suffix):
+    (tmp_path / f'c.{suffix}').write_bytes(b'\x08\x0a')
+    with pytest.raises(CheckpointError, match='is an exported file, its checkpoint is needed') as e:
+        load_state_dict(tmp_path / f'c.{suffix}')
+    assert ('exported .onnx files' in str(e.value)) == (suffix == 'pt2')
 
 
 def test_no_tensors(tmp_path):
