@@ -92,7 +92,7 @@ def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> Exporte
         coarsest: stride of the coarsest feature map, see :func:`strides_of`.
 
     Returns:
-        the program; its argument is ``image``, its outputs are a dict.
+        the program; its arguments are those of ``model``, its outputs are a dict.
 
     Raises:
         FormatError: see :func:`check_torch`.
@@ -103,13 +103,17 @@ def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> Exporte
     batch = metadata.batch or 2  # torch.export would treat 1 as a constant
     size = captured_size(metadata.shape, coarsest, metadata.dynamic)
     image = torch.rand(batch, 3, *size) * 255
-    dynamic = {}
+    dynamic: Dict[int, Any] = {}
     if metadata.batch is None:
         dynamic[0] = Dim('batch', min=1, max=MAX_BATCH)
     if metadata.dynamic:
         for dim, name in ((2, 'rows'), (3, 'columns')):
             dynamic[dim] = metadata.stride * Dim(name, min=2, max=LARGEST // metadata.stride)
+    args, shapes = (image,), dict(image=dynamic)
+    if metadata.task == 'detection':
+        args += (torch.tensor([size] * batch),)
+        shapes['size'] = {dim: side for dim, side in dynamic.items() if dim == 0}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         deferred: Dict[str, Any] = {DEFERRED: True}
-        return export(model, (image,), dynamic_shapes={'image': dynamic}, strict=False, **deferred)
+        return export(model, args, dynamic_shapes=shapes, strict=False, **deferred)

@@ -24,15 +24,15 @@ def difference(found: Outputs, expected: Outputs) -> float:
     that differs; for detections see :func:`match`.
 
     Raises:
-        ValueError: names or shapes of the outputs differ.
+        ValueError: names or shapes of the outputs differ, except for detections.
     """
+    if 'count' in expected:
+        return max(match(found, expected) + match(expected, found), default=0.0)
     if found.keys() != expected.keys():
         raise ValueError(f'outputs are {list(found)} in place of {list(expected)}')
     for name, a in found.items():
         if a.shape != expected[name].shape:
             raise ValueError(f'{name} is {tuple(a.shape)}, not {tuple(expected[name].shape)}')
-    if 'count' in expected:
-        return max(match(found, expected), default=0.0)
     return max(_largest(found[name], b) for name, b in expected.items())
 
 
@@ -59,7 +59,7 @@ def match(found: Outputs, expected: Outputs, sure: float = 0.5) -> List[float]:
             far = far.where(a['labels'] == b['labels'][i], float('inf'))
             nearest = int(far.argmin())
             parts = [far[nearest], (a['scores'][nearest] - scores[i]).abs()]
-            if 'masks' in b:
+            if 'masks' in a.keys() & b.keys():
                 parts.append((a['masks'][nearest] - b['masks'][i]).abs().max())
             differences.append(max(map(float, parts)))
     return differences

@@ -42,17 +42,28 @@ class Deployable(nn.Module):
         self.register_buffer('pixel_mean', mean)
         self.register_buffer('pixel_std', std)
 
-    def forward(self, image: Tensor) -> Outputs:
-        """Compute named outputs, float32 or int64, of images (B, 3, H, W) float32, RGB, 0..255."""
+    def forward(self, image: Tensor, size: Optional[Tensor] = None) -> Outputs:
+        """Compute named outputs, float32 or int64, of images (B, 3, H, W) float32, RGB, 0..255.
+
+        Detectors also take ``size`` (B, 2) int64: height and width before padding, or None for
+        images without padding.
+        """
+        return self.predict(self.normalised(image), size)
+
+    def normalised(self, image: Tensor) -> Tensor:
         if self.swap:
             image = torch.cat([image[:, 2:], image[:, 1:2], image[:, :1]], 1)
-        return self.predict((image - self.pixel_mean) / self.pixel_std)
+        return (image - self.pixel_mean) / self.pixel_std
 
     def check(self) -> None:
         """Raise NotDeployable if :meth:`predict` would differ from the framework's prediction."""
 
-    def predict(self, x: Tensor) -> Outputs:
+    def predict(self, x: Tensor, size: Optional[Tensor] = None) -> Outputs:
         """Compute the predictions of normalised images (B, 3, H, W)."""
+        raise NotImplementedError
+
+    def framework_prediction(self, image: Tensor, size: Tensor) -> Outputs:
+        """Compute the outputs of one padded image with the framework; detectors only."""
         raise NotImplementedError
 
     def padding(self) -> Tuple[float, float, float]:
@@ -66,7 +77,7 @@ class DeployableSegmentor(Deployable):
 
     task = 'segmentation'
 
-    def predict(self, x: Tensor) -> Outputs:
+    def predict(self, x: Tensor, size: Optional[Tensor] = None) -> Outputs:
         logits = self.model.encode_decode(x, [dict(img_shape=tuple(x.shape[-2:]))])
         if logits.shape[1] == 1:
             raise NotDeployable('a segmentor with one output has no exported form')
@@ -78,7 +89,7 @@ class DeployableClassifier(Deployable):
 
     task = 'classification'
 
-    def predict(self, x: Tensor) -> Outputs:
+    def predict(self, x: Tensor, size: Optional[Tensor] = None) -> Outputs:
         return dict(scores=self.model.head(self.model.extract_feat(x)).softmax(-1))
 
 

@@ -41,20 +41,18 @@ def pick(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
-def corners(hw_shape: Sequence[int]) -> Tensor:
-    """Return width, height, width, height of an image (H, W) as a (4,) float32 tensor."""
-    # Shape (1,), because OpenVINO gives zero-dimensional tensors one dimension.
-    height, width = (torch.full((1,), side, dtype=torch.float32) for side in hw_shape)
-    return torch.cat([width, height, width, height])
+def corners(size: Tensor) -> Tensor:
+    """Return (B, 1, 4) float32, width, height, width, height, of sizes (B, 2): height, width."""
+    return torch.cat([size[:, 1:], size[:, :1]] * 2, 1).unsqueeze(1).float()
 
 
-def within(boxes: Tensor, hw_shape: Sequence[int]) -> Tensor:
-    """Return boxes (..., 4) clipped to an image (H, W)."""
-    return boxes.clamp(min=0).minimum(corners(hw_shape))
+def within(boxes: Tensor, limit: Tensor) -> Tensor:
+    """Return boxes (B, N, 4) clipped to images, given by their :func:`corners`."""
+    return boxes.clamp(min=0).minimum(limit)
 
 
 def dense_candidates(
-    head: BaseModule, outs: Sequence[Sequence[Tensor]], cfg: dict, hw_shape: Sequence[int]
+    head: BaseModule, outs: Sequence[Sequence[Tensor]], cfg: dict, limit: Tensor
 ) -> Tuple[Candidates, Tensor]:
     """Decode the ``nms_pre`` best pairs of anchor and class of each level.
 
@@ -62,7 +60,7 @@ def dense_candidates(
         head: anchor head of MMDetection, including RPN.
         outs: class logits and box deltas of each level, (B, anchors * d, h, w).
         cfg: ``test_cfg`` of the head.
-        hw_shape: (H, W) of the input.
+        limit: :func:`corners` of the images before padding.
 
     Returns:
         candidates of all levels, and the level of each (B, N) int64.
@@ -82,7 +80,7 @@ def dense_candidates(
         anchor = (places // classes).clamp(max=anchors.shape[0] - 1)
         deltas = pick(_by_anchor(deltas, head.bbox_coder.encode_size), anchor)
         boxes = head.bbox_coder.decode(anchors[anchor.flatten()], deltas.flatten(0, 1))
-        boxes = within(boxes.unflatten(0, anchor.shape), hw_shape)
+        boxes = within(boxes.unflatten(0, anchor.shape), limit)
         parts.append(Candidates(boxes, scores, places % classes))
         levels.append(torch.full_like(places, i))
     boxes, scores, labels = (torch.cat(part, 1) for part in zip(*parts))
@@ -98,9 +96,7 @@ def _by_anchor(level: Tensor, values: int) -> Tensor:
     return level.permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, values)).float()
 
 
-def survivors(
-    candidates: Candidates, groups: Tensor, cfg: dict, hw_shape: Sequence[int]
-) -> Candidates:
+def survivors(candidates: Candidates, groups: Tensor, cfg: dict, limit: Tensor) -> Candidates:
     """Apply non-maximum suppression and return the best boxes of each image.
 
     Args:
@@ -108,11 +104,11 @@ def survivors(
         groups: (B, N); boxes of different groups do not suppress each other.
         cfg: ``test_cfg`` with ``nms`` and ``max_per_img``, the number of boxes; missing ones are
             padded with score 0.
-        hw_shape: (H, W) of the input.
+        limit: :func:`corners` of the images before padding.
     """
     (boxes, scores, _), number = candidates, cfg['max_per_img']
     # As in mmcv, an offset per group keeps boxes of different groups from overlapping.
-    apart = (groups * (corners(hw_shape).max() + 1)).unsqueeze(-1)
+    apart = (groups * (limit.max() + 1)).unsqueeze(-1)
     stays = suppress(boxes + apart, scores, float(cfg['nms']['iou_threshold']), number)
     return best(candidates._replace(scores=scores * stays), number)[0]
 

@@ -1,12 +1,13 @@
 """Exported forms of MMDetection detectors, with static output shapes."""
 
-from typing import Any, Sequence, Tuple, Type
+from typing import Any, Optional, Sequence, Tuple, Type
 
 import torch
 from mmdet.models.dense_heads import AnchorHead, RPNHead
 from mmdet.models.detectors import DETR, SingleStageDetector, TwoStageDetector
 from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from mmdet.structures import DetDataSample
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from mmengine.model import BaseModel, BaseModule
 from torch import Tensor, nn
@@ -59,6 +60,28 @@ class DeployableDetector(Deployable):
 
     task = 'detection'
 
+    def predict(self, x: Tensor, size: Optional[Tensor] = None) -> Outputs:
+        size = torch.tensor([x.shape[-2:]] * len(x)) if size is None else size
+        return self.detect(x, corners(size))
+
+    def detect(self, x: Tensor, limit: Tensor) -> Outputs:
+        """Compute the detections; ``limit``: :func:`corners` of the images before padding."""
+        raise NotImplementedError
+
+    def framework_prediction(self, image: Tensor, size: Tensor) -> Outputs:
+        """Compute the outputs but masks of one padded image with MMDetection."""
+        shape = tuple(size[0].tolist())
+        about = dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
+        sample = DetDataSample(metainfo=dict(about, batch_input_shape=tuple(image.shape[-2:])))
+        (sample,) = self.model.predict(self.normalised(image), [sample], rescale=False)
+        found = sample.pred_instances
+        # With an entry of padding, as there may be no detection.
+        parts = [
+            torch.cat([x, x.new_zeros(1, *x.shape[1:])])[None]
+            for x in (found.bboxes, found.scores, found.labels)
+        ]
+        return self.outputs(Candidates(*parts))
+
     def outputs(self, found: Candidates, **more: Tensor) -> Outputs:
         found = fixed(found)
         return dict(found._asdict(), count=(found.scores > 0).sum(1), **more)
@@ -71,11 +94,10 @@ class DeployableDense(DeployableDetector):
         check_anchors(self.model.bbox_head, 'bbox_head')
         check_nms(self.model.test_cfg, 'test_cfg')
 
-    def predict(self, x: Tensor) -> Outputs:
-        outs = self.model.bbox_head(self.model.extract_feat(x))
-        cfg, hw_shape = self.model.test_cfg, x.shape[-2:]
-        found, _ = dense_candidates(self.model.bbox_head, outs, cfg, hw_shape)
-        return self.outputs(survivors(found, found.labels, cfg, hw_shape))
+    def detect(self, x: Tensor, limit: Tensor) -> Outputs:
+        outs, cfg = self.model.bbox_head(self.model.extract_feat(x)), self.model.test_cfg
+        found, _ = dense_candidates(self.model.bbox_head, outs, cfg, limit)
+        return self.outputs(survivors(found, found.labels, cfg, limit))
 
 
 class DeployableTwoStage(DeployableDetector):
@@ -101,19 +123,16 @@ class DeployableTwoStage(DeployableDetector):
         found = getattr(self.model.roi_head, part)
         return list(found) if isinstance(found, nn.ModuleList) else [found]
 
-    def predict(self, x: Tensor) -> Outputs:
-        feats, hw_shape = self.model.extract_feat(x), x.shape[-2:]
-        head, cfg = self.model.rpn_head, self.model.test_cfg['rpn']
-        found, levels = dense_candidates(head, head(feats), cfg, hw_shape)
-        proposals = fixed(survivors(found, levels, cfg, hw_shape))
-        found = self.classify(feats, proposals, hw_shape)
+    def detect(self, x: Tensor, limit: Tensor) -> Outputs:
+        feats, head, cfg = self.model.extract_feat(x), self.model.rpn_head, self.model.test_cfg
+        found, levels = dense_candidates(head, head(feats), cfg['rpn'], limit)
+        proposals = fixed(survivors(found, levels, cfg['rpn'], limit))
+        found = self.classify(feats, proposals, limit)
         if not self.model.roi_head.with_mask:
             return self.outputs(found)
         return self.outputs(found, masks=self.masks(feats, found))
 
-    def classify(
-        self, feats: Sequence[Tensor], proposals: Candidates, hw_shape: Sequence[int]
-    ) -> Candidates:
+    def classify(self, feats: Sequence[Tensor], proposals: Candidates, limit: Tensor) -> Candidates:
         """Return the detections of all classes from the proposals, after all stages."""
         rois, batch = with_image(proposals.boxes), proposals.boxes.shape[0]
         total: Any = 0
@@ -125,20 +144,20 @@ class DeployableTwoStage(DeployableDetector):
                 refined = head.regress_by_class(
                     rois[:, 1:], logits[:, :-1].argmax(1), deltas, dict(img_shape=None)
                 )
-                rois = torch.cat([rois[:, :1], within(refined, hw_shape)], 1)
-        boxes = within(head.bbox_coder.decode(rois[:, 1:], deltas).unflatten(1, (-1, 4)), hw_shape)
+                rois = with_image(within(refined.unflatten(0, (batch, -1)), limit))
+        boxes = head.bbox_coder.decode(rois[:, 1:], deltas).unflatten(1, (-1, 4))
         scores = (total / len(heads)).softmax(-1)[:, :-1]
         # Padded proposals must not yield detections.
         scores = scores * (proposals.scores.flatten() > 0).unsqueeze(1)
         cfg, classes = self.model.test_cfg['rcnn'], scores.shape[1]
         scores = torch.where(scores > cfg['score_thr'], scores, 0.0)
         pairs = Candidates(
-            boxes.expand(-1, classes, -1).reshape(batch, -1, 4),
+            within(boxes.expand(-1, classes, -1).reshape(batch, -1, 4), limit),
             scores.reshape(batch, -1),
             torch.arange(classes).repeat(proposals.boxes.shape[1]).expand(batch, -1),
         )
         found, _ = best(pairs, min(MAX_CANDIDATES, proposals.boxes.shape[1] * classes))
-        return survivors(found, found.labels, cfg, hw_shape)
+        return survivors(found, found.labels, cfg, limit)
 
     def masks(self, feats: Sequence[Tensor], found: Candidates) -> Tensor:
         """Return the mask probabilities (B, K, h, w) of the boxes, averaged over all stages."""
@@ -180,12 +199,11 @@ def roi_features(extractor: SingleRoIExtractor, feats: Sequence[Tensor], rois: T
 
 
 class DeployableSMCA(DeployableDetector):
-    """SMCA for images without padding."""
+    """SMCA. Its backbone sees padding, which the checkpoint cuts off."""
 
-    def predict(self, x: Tensor) -> Outputs:
-        logits, boxes = self.queries(x)
-        head, hw_shape = self.model.bbox_head, x.shape[-2:]
-        if head.loss_cls.use_sigmoid:
+    def detect(self, x: Tensor, limit: Tensor) -> Outputs:
+        logits, boxes = self.queries(x, limit)
+        if self.model.bbox_head.loss_cls.use_sigmoid:
             scores, classes = logits.sigmoid().flatten(1), logits.shape[-1]
             pairs = torch.arange(scores.shape[1]).expand(boxes.shape[0], -1)
             labels, queries = pairs % classes, pairs // classes
@@ -195,22 +213,24 @@ class DeployableSMCA(DeployableDetector):
         number = min(self.model.test_cfg.get('max_per_img', boxes.shape[1]), scores.shape[1])
         scores, places = scores.topk(number)
         boxes = pick(boxes, queries.gather(1, places))
-        boxes = within(bbox_cxcywh_to_xyxy(boxes) * corners(hw_shape), hw_shape)
+        boxes = within(bbox_cxcywh_to_xyxy(boxes) * limit, limit)
         return self.outputs(Candidates(boxes, scores, labels.gather(1, places)))
 
-    def queries(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+    def queries(self, x: Tensor, limit: Tensor) -> Tuple[Tensor, Tensor]:
         """Return logits (B, Q, classes), and boxes (B, Q, 4) as centre and size in 0..1."""
         model, feat = self.model, self.model.extract_feat(x)[-1]
         hw_shape = feat.shape[-2:]
-        pos = model.positional_encoding(None, feat)
+        rows, columns = (model.decoder.stride * torch.arange(side) for side in hw_shape)
+        # [B, H, W], True for cells of padding
+        mask = (rows[:, None] >= limit[..., 1:2]) | (columns >= limit[..., :1])
+        pos = model.positional_encoding(mask)
         tokens, pos = (y.flatten(2).transpose(1, 2) for y in (feat, pos))
-        memory = model.encoder(tokens, hw_shape, pos)
+        mask = mask.flatten(1)
+        memory = model.encoder(tokens, hw_shape, pos, mask)
         query_pos = model.query_embedding.weight.expand(x.shape[0], -1, -1)
-        sides = [torch.full((x.shape[0],), x.shape[i], dtype=torch.float32) for i in (-1, -2)]
         states = model.forward_decoder(
-            torch.zeros_like(query_pos), query_pos, memory, None, pos, hw_shape,
-            torch.stack(sides, -1),
-        )  # fmt: skip
+            torch.zeros_like(query_pos), query_pos, memory, mask, pos, hw_shape, limit[:, 0, :2]
+        )
         logits, boxes = model.bbox_head(states['hidden_states'][-1:], states['references'])
         return logits[0], boxes[0]
 

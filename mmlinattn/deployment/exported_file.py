@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Dict, Union
+from typing import Dict, Optional, Union
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class ExportedFile:
 
     Attributes:
         metadata: description in the file: ``task``, ``classes``, ``stride``, ``shape``, ...
+        takes_size: True for detectors, but for those of earlier versions.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -50,6 +51,7 @@ class ExportedFile:
             raise FileError(f'{self.path} needs onnxruntime: pip install onnxruntime') from error
         except Exception as error:  # onnxruntime raises arbitrary exceptions
             raise FileError(f'{self.path} cannot be loaded: {error}') from error
+        self.takes_size = 'size' in [value.name for value in self.session.get_inputs()]
         text = self.session.get_modelmeta().custom_metadata_map.get(METADATA)
         if not text:
             raise FileError(f'{self.path} does not say what it is: mmlinattn export writes that')
@@ -58,8 +60,12 @@ class ExportedFile:
         except ValueError as error:
             raise FileError(f'{self.path} has damaged metadata: {error}') from None
 
-    def __call__(self, image: Tensor) -> Outputs:
+    def __call__(self, image: Tensor, size: Optional[Tensor] = None) -> Outputs:
         """Compute named outputs of images (B, 3, H, W) float32, RGB, 0..255.
+
+        Args:
+            image: the images.
+            size: (B, 2) int64, for detectors: height and width before padding, (H, W) by default.
 
         Raises:
             FileError: the file does not take this size, or onnxruntime fails.
@@ -75,8 +81,12 @@ class ExportedFile:
                 f'{self.path} takes multiples of {metadata.stride} from {metadata.least} on, got '
                 f'{height}x{width}'
             )
+        inputs = {'image': image.contiguous().numpy()}
+        if self.takes_size:
+            size = torch.tensor([[height, width]] * len(image)) if size is None else size
+            inputs['size'] = size.contiguous().numpy()
         try:
-            found = self.session.run(metadata.outputs, {'image': image.contiguous().numpy()})
+            found = self.session.run(metadata.outputs, inputs)
         except Exception as error:  # onnxruntime raises arbitrary exceptions
             raise FileError(f'{self.path} cannot be run: {error}') from error
         return {name: torch.from_numpy(out) for name, out in zip(metadata.outputs, found)}

@@ -37,8 +37,7 @@ def load_exported(
             :class:`ExportedModel`.
     """
     preprocessor = preprocessor_of(cfg) or None
-    with quiet():
-        model = ExportedModel(path, cfg.model, cfg.get('default_scope'), preprocessor)
+    model = ExportedModel(path, cfg.model, cfg.get('default_scope'), preprocessor)
     return model.to(device).eval(), dict(dataset_meta=dict(classes=model.file.metadata.classes))
 
 
@@ -70,7 +69,8 @@ class ExportedModel(BaseModel):
     ) -> None:  # fmt: skip
         cfg = Config(dict(model=network, data_preprocessor=data_preprocessor, default_scope=scope))
         preprocessor = preprocessor_of(cfg)
-        skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None)).eval()
+        with quiet():
+            skeleton = MODELS.build(dict(network, data_preprocessor=preprocessor or None)).eval()
         super().__init__(skeleton.data_preprocessor)
         self.file = ExportedFile(file)
         check_model(self.file, skeleton, cfg)
@@ -110,7 +110,8 @@ class ExportedModel(BaseModel):
         return head.predict(logits.to(inputs.device), data_samples)
 
     def detection(self, inputs: Tensor, data_samples: list) -> list:
-        found = {name: out.to(inputs.device) for name, out in self.run(inputs).items()}
+        sizes = torch.tensor([sample.img_shape[:2] for sample in data_samples])
+        found = {name: out.to(inputs.device) for name, out in self.run(inputs, sizes).items()}
         for i, sample in enumerate(data_samples):
             count = int(found['count'][i])
             height, width = sample.img_shape[:2]
@@ -135,13 +136,17 @@ class ExportedModel(BaseModel):
             self.skeleton.test_cfg.rcnn, rescale=True, activate_map=True,
         )  # fmt: skip
 
-    def run(self, images: Tensor) -> dict:
-        """Return the outputs of the file for normalised images (B, 3, H, W) of any size."""
+    def run(self, images: Tensor, sizes: Optional[Tensor] = None) -> dict:
+        """Return the outputs of the file for normalised images (B, 3, H, W) of any size.
+
+        ``sizes``: (B, 2) int64, height and width before padding, for detectors.
+        """
         images = pad_to_metadata(images, self.file.metadata)
         pixels = images * self.std + self.mean
         pixels = (pixels.flip(1) if self.swap else pixels).cpu()
         batch = self.file.metadata.batch or 8
-        parts: List[dict] = [self.file(part) for part in pixels.split(batch)]
+        split = [None] * len(pixels) if sizes is None else sizes.split(batch)
+        parts: List[dict] = [self.file(*part) for part in zip(pixels.split(batch), split)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -158,6 +163,11 @@ def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
         NotDeployable: the model cannot be exported.
     """
     metadata = file.metadata
+    if metadata.task == 'detection' and not file.takes_size:
+        log_warning(
+            f'{file.path} is of an earlier version, which takes the padding of images for image: '
+            'export it again'
+        )
     pairs = {
         'task': (metadata.task, exported_form(model, cfg).task),
         'number of classes': (len(metadata.classes), number_of_classes(model)),

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Dict, Iterator, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -65,13 +65,22 @@ class Export:
         stride, coarsest = strides_of(model.model)
         shape, dynamic = settings.shape, not settings.static
         check_shape(shape, stride, dynamic)
-        sizes = [shape]
+        sizes: List[Tuple[int, ...]] = [shape]
         if dynamic:  # a taller and a wider one, too
             (height, width), more = shape, 2 * stride
             sizes += [(height + more, width), (max(height - stride, more), width + stride)]
-        self.images = [fit(image, size) for size in sizes]
+        has_size = model.task == 'detection'
+        self.inputs: Dict[Tuple[int, ...], Tuple[Tensor, ...]] = {
+            size: (fit(image, size), torch.tensor([size]))[: 1 + has_size] for size in sizes
+        }
         with torch.no_grad():
-            self.expected = [model(image) for image in self.images]
+            self.expected = [model(*inputs) for inputs in self.inputs.values()]
+            if has_size:  # a padded image, too, compared with the framework
+                height, width = size = tuple(side - stride // 2 for side in shape)
+                padded = torch.tensor(model.padding()).view(1, 3, 1, 1).repeat(1, 1, *shape)
+                padded[..., :height, :width] = fit(image, size)
+                self.inputs[size] = padded, torch.tensor([size])
+                self.expected.append(model.framework_prediction(*self.inputs[size]))
         self.metadata = FileMetadata(
             task=model.task,
             classes=tuple(classes),
@@ -86,7 +95,7 @@ class Export:
         self.program = capture(model, self.metadata, coarsest)
 
     def write(self, name: str, path: Path) -> ExportResult:
-        """Write a format and compare the file with the model at up to three sizes.
+        """Write a format and compare the file with the model at up to four sizes.
 
         Args:
             name: format, a key of :data:`.formats.FORMATS`.
@@ -103,8 +112,8 @@ class Export:
         run = FORMATS[name].load(path)
         with torch.no_grad():
             errors = {
-                tuple(image.shape[-2:]): difference(run(image), expected)
-                for image, expected in zip(self.images, self.expected)
+                size: difference(run(*inputs), expected)
+                for (size, inputs), expected in zip(self.inputs.items(), self.expected)
             }
         return ExportResult(path, seconds, errors)
 

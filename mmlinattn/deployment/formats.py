@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, NamedTuple, Tuple
 
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 
 from .exported_file import ExportedFile, Outputs
@@ -34,7 +33,7 @@ class Format(NamedTuple):
 
     suffix: str
     write: Callable[[ExportedProgram, FileMetadata, Path], None]
-    load: Callable[[Path], Callable[[Tensor], Outputs]]
+    load: Callable[[Path], Callable[..., Outputs]]
     packages: Tuple[str, ...] = ()
 
 
@@ -57,7 +56,7 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
             verbose=False,
             optimize=False,
             custom_translation_table=onnx_translations(),
-            input_names=['image'],
+            input_names=list(program.graph_signature.user_inputs),
             output_names=list(metadata.outputs),
         )
         assert onnx_program is not None  # with dynamo=True
@@ -76,7 +75,7 @@ def write_pt2(program: ExportedProgram, metadata: FileMetadata, path: Path) -> N
     path.write_bytes(content.getbuffer())
 
 
-def load_pt2(path: Path) -> Callable[[Tensor], Outputs]:
+def load_pt2(path: Path) -> Callable[..., Outputs]:
     """Return the program of a file that :func:`write_pt2` has just written: it is a pickle."""
     with silence():
         return torch.export.load(path).module()

@@ -42,6 +42,13 @@ def shapes_root(tmp_path_factory):
     )  # fmt: skip
 
 
+def padded(model: nn.Module, image: Tensor, height: int, width: int) -> Tensor:
+    """The upper left part of an image; the remainder has the padding colour of the model."""
+    out = torch.tensor(model.padding()).view(1, 3, 1, 1).expand_as(image).clone()
+    out[..., :height, :width] = image[..., :height, :width]
+    return out
+
+
 class Case(NamedTuple):
     """A model, its config, an image (1, 3, 64, 64) as it is exported for, and what the framework
     predicts on it."""
