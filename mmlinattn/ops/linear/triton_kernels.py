@@ -350,7 +350,7 @@ class KernelOptions(NamedTuple):
 
 
 def _state(kind: str, heads: Tuple[int, int], dim: int) -> Memory:
-    """Lay out S, z and in MALA mean(v); in RALA the mean and number of queries; and the mass."""
+    """Return the layout of S, z (MALA: mean(v)), mean and number of queries (RALA), and mass."""
     size = padded(dim)
     sums = (*heads, size + (2 if kind == 'mala' else 1), size)
     return Memory(sums, *[(*heads, size), heads] * (kind == 'rala'), heads)

@@ -344,7 +344,7 @@ def _backward_kernel(
 
 
 def _state(heads: Sequence[int], dim: int, num_anchors: int, options: Walk) -> Memory:
-    """Lay out S and the log of the masses; after several steps S beside W, the masses and X."""
+    """Return the layout of S and the log of the masses; of several steps S beside W, last X."""
     bd, bm = padded(dim), padded(num_anchors)
     if options.steps == 1:
         return Memory((*heads, bm, bd), (*heads, bm))

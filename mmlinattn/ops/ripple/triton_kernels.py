@@ -311,7 +311,7 @@ class KernelOptions(NamedTuple):
 
 
 def _state(batch: int, heads: int, num_tokens: int, dim: int) -> Memory:
-    """Lay out S and z of the keys, normalisers of the queries, and the number of keys."""
+    """Return the layout of S and z of the keys, normalisers of queries, and number of keys."""
     size = padded(dim)
     return Memory((batch, heads, size + 1, size), (batch, heads, num_tokens), (batch, heads))
 
