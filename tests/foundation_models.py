@@ -16,6 +16,7 @@ from mmlinattn.models.backbones.vit_architectures import (
     REGISTERS,
     SIGLIP,
 )
+from tests.recordings import below
 
 SIDE, PATCH = 12, 4
 SIZES = ((SIDE, SIDE), (8, 12), (12, 20))  # that of the positions, a smaller and a larger one
@@ -73,9 +74,7 @@ def our_model(case, state_dict, **changes):
     for options in (*CASES[case][1], SMALL, changes):
         arch.update(options)
     model = ViT(arch).eval()
-    start = 'backbone.'
-    converted = convert(state_dict, CASES[case][0])
-    model.load_state_dict({k[len(start) :]: v for k, v in converted.items() if k.startswith(start)})
+    model.load_state_dict(below(convert(state_dict, CASES[case][0]), 'backbone.'))
     return model
 
 

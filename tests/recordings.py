@@ -1,4 +1,4 @@
-"""Layers with released weights compared with recorded tensors, see tests/golden/README.md."""
+"""Comparison of layers with recorded tensors, see tests/golden/README.md."""
 
 import json
 
@@ -8,6 +8,17 @@ import torch
 def below(tensors, prefix):
     """Return the tensors whose names begin with a prefix, by the rest of their names."""
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def assert_near(found, expected, bound=1e-5):
+    """Compare tensors, or lists of them, by the norm of their difference."""
+    if not isinstance(found, torch.Tensor):
+        assert len(found) == len(expected)
+        for pair in zip(found, expected):
+            assert_near(*pair, bound)
+        return
+    assert found.shape == expected.shape
+    assert (found - expected).norm() < bound * expected.norm()
 
 
 def load_case(golden, file, name):

@@ -8,6 +8,7 @@ from torch import nn
 from mmlinattn.checkpoints import CheckpointError, check_fits, save_checkpoint
 from mmlinattn.checkpoints.converters import convert, kind_of
 from mmlinattn.models.backbones import MLLA
+from tests.recordings import below
 
 DIMS, DEPTHS, HEADS = (8, 16, 32, 64), (1, 2, 1, 1), (1, 2, 2, 4)
 ARCH = dict(embed_dims=DIMS, depths=DEPTHS, num_heads=HEADS, mlp_ratios=2)
@@ -67,17 +68,13 @@ def classifier(tensors):
     return tensors({**released(), **layer('norm', 64), **layer('head', 10, 64)})
 
 
-def backbone_of(converted):
-    return {k[9:]: v for k, v in converted.items() if k.startswith('backbone.')}
-
-
 def test_detector(whole, capsys):
     converted = convert(whole, 'mlla')
     assert kind_of({k: v for k, v in converted.items() if not k.startswith('neck')}) == 'backbone'
     assert 'left out 5 rotary tables of 224x224 images' in capsys.readouterr().out
     assert 'neck.lateral_convs.0.conv.weight' in converted
     model = MLLA(ARCH)
-    model.load_state_dict(backbone_of(converted))
+    model.load_state_dict(below(converted, 'backbone.'))
     for name, theirs in {
         'stem.conv2.1.bn.running_var': 'patch_embed.conv2.1.norm.running_var',
         'stages.1.1.dwconv.weight': 'layers.1.blocks.1.dwc.weight',

@@ -7,6 +7,7 @@ from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import Swin
 from mmlinattn.models.layers import build_attention
+from tests.recordings import below
 
 THEIRS, OURS = 'layers.0.blocks.1.attn.', 'backbone.stages.0.1.attn.'
 CASES = {
@@ -23,10 +24,8 @@ SHAPES = {'inline.swin_exp': (5, 5), 'agent.pvt_dense': (6, 9)}
 def recorded(golden, name):
     """Return the released weights of a layer under the names of Swin, its input and output."""
     file, _, case = name.partition('.')
-    found = golden(file)[0].items()
-    tensors = {k[len(case) + 1 :]: v for k, v in found if k.startswith(f'{case}.')}
-    kind = 'weight.' if file == 'released_attentions' else 'state.'
-    state = {k.removeprefix(kind): v for k, v in tensors.items() if k.startswith(kind)}
+    tensors = below(golden(file)[0], f'{case}.')
+    state = below(tensors, 'weight.' if file == 'released_attentions' else 'state.')
     for part in ('weight', 'bias') if 'kv.weight' in state else ():  # of PVT
         state[f'qkv.{part}'] = torch.cat([state.pop(f'q.{part}'), state.pop(f'kv.{part}')])
     x = tensors['x'] if 'x' in tensors else tensors['in.x']
@@ -39,7 +38,7 @@ def test_converted_layer_gives_the_recorded_output(golden, name):
     attn = build_attention(CASES[name], 16, 2).double()
     converted = convert(state, 'swin')
     assert all(key.startswith(OURS) for key in converted)
-    attn.load_state_dict({key[len(OURS) :]: value for key, value in converted.items()})
+    attn.load_state_dict(below(converted, OURS))
     hw = SHAPES.get(name, (4, 4))
     torch.testing.assert_close(attn(x, hw), expected, rtol=1e-10, atol=1e-10)
 

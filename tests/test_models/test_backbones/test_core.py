@@ -11,7 +11,7 @@ from mmlinattn.models.layers import CoreAttention, CoreCoordinates, build_attent
 from mmlinattn.models.layers.core import new_coordinates
 from mmlinattn.models.layers.rotary import RotaryCoordinates
 from mmlinattn.models.segmentors import EoMT
-from tests.recordings import assert_equals_recording, below, load_case
+from tests.recordings import assert_equals_recording, assert_near, below, load_case
 
 NAMES = {
     'patch_embed.proj': 'embed.proj', 'norm_attn': 'norm1', 'norm_ffn': 'norm2', 'fc1': 'ffn.fc1',
@@ -33,10 +33,8 @@ def ours(theirs):
     }
     if chunks:
         found['embed.cls_token'] = chunks['query_token'][:, :1]
-        found['cores.tokens'], found['cores.coords'] = (
-            chunks['query_token'][:, 1:],
-            chunks['qcoord'],
-        )
+        found['cores.tokens'] = chunks['query_token'][:, 1:]
+        found['cores.coords'] = chunks['qcoord']
     for i, alpha in enumerate(theirs.pop('pos_alpha', ())):
         found[f'cores.moves.{i}.alpha'] = alpha
     for name in [k for k in theirs if 'q_proj.' in k]:
@@ -88,9 +86,7 @@ def test_recorded_model(file, case, golden):
         (out,) = model(image)
         out = out.flatten(2).mT if out.dim() == 4 else out
         outs.append(out if head[0] is None else F.linear(out, *head))
-    for i, out in enumerate(outs):
-        expected = tensors[f'out.{i}']
-        assert (out - expected).norm() < (1e-12 if exact else 1e-5) * expected.norm()
+    assert_near(outs, [tensors['out.0'], tensors['out.1']], 1e-12 if exact else 1e-5)
     sum(out.square().mean() for out in outs).backward()
     assert (image.grad - tensors['grad.x']).norm() < (1e-9 if exact else 1e-4) * image.grad.norm()
     for name, grad in ours(below(tensors, 'grad.state.')).items():
@@ -245,8 +241,7 @@ def test_frozen_layers_and_activation_checkpoints():
         model(image)[0].square().sum().backward()
         grads.append({name: x.grad for name, x in model.named_parameters()})
     assert grads[0]['cores.coords'].norm() > 0
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][name], grad, msg=name)
+    torch.testing.assert_close(*grads)
 
 
 def test_eomt_does_not_take_it():

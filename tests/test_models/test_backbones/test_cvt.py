@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import CvT
+from tests.recordings import assert_near, below
 
 TINY = dict(embed_dims=(8, 16, 24), depths=(1, 2, 2), num_heads=(1, 2, 3))
 
@@ -21,7 +22,7 @@ def build(arch=TINY, **kwargs) -> CvT:
 def check_classifier(converted, image, expected, **options):
     """Compare stages and logits of a CvT with converted weights; return a logits function."""
     head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
-    state = {name[len('backbone.') :]: value for name, value in converted.items()}
+    state = below(converted, 'backbone.')
     model = build(out_indices=(2,), out_type='cls_token', **options).eval()
     model.load_state_dict(state)
     stages = build(out_norm=False, **options).eval()
@@ -31,10 +32,7 @@ def check_classifier(converted, image, expected, **options):
         return F.linear(model(image)[0], *head)
 
     with torch.no_grad():
-        for i, out in enumerate(stages(image)):
-            other = expected[f'stage.{i}']
-            assert out.shape == other.shape
-            assert (out - other).norm() < 1e-5 * other.norm()
+        assert_near(stages(image), [expected[f'stage.{i}'] for i in range(3)])
         assert (logits(image) - expected['logits']).abs().max() < 1e-5
     return logits
 
@@ -45,18 +43,17 @@ def test_equals_recorded_outputs(golden, code, act):
     tensors, metadata = golden('cvt_released')
     sizes = {name: literal_eval(metadata[name]) for name in ('dims', 'heads', 'depths')}
     arch = dict(embed_dims=sizes['dims'], num_heads=sizes['heads'], depths=sizes['depths'])
-    weights = {k[len('weight.') :]: v for k, v in tensors.items() if k.startswith('weight.')}
+    weights = below(tensors, 'weight.')
     converted = convert(weights, source='cvt')
     if code == 'transformers':
         names = json.loads(metadata['transformers_names'])
         other = convert({names[k]: v for k, v in weights.items()}, source='cvt')
-        assert other.keys() == converted.keys()
-        assert all(torch.equal(other[name], value) for name, value in converted.items())
-    expected = {k[len(code) + 1 :]: v for k, v in tensors.items() if k.startswith(f'{code}.')}
+        torch.testing.assert_close(other, converted, rtol=0, atol=0)
+    expected = below(tensors, f'{code}.')
     logits = check_classifier(converted, tensors['image'], expected, arch=arch, act=act)
     image = tensors['image'].clone().requires_grad_()
     (grad,) = torch.autograd.grad(logits(image).square().mean(), image)
-    assert (grad - expected['grad.image']).norm() < 1e-5 * expected['grad.image'].norm()
+    assert_near(grad, expected['grad.image'])
 
 
 def test_unknown_name_raises():

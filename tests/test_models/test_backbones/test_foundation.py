@@ -15,14 +15,8 @@ from mmlinattn.models.layers import SwiGLU, build_attention, registered_subclass
 from mmlinattn.models.layers.base import BaseAttention
 from mmlinattn.models.layers.rotary import RotaryCoordinates
 from mmlinattn.ops import PackedShapes, Rotary, apply_rotary
-from tests.foundation_models import (
-    CASES,
-    SIZES,
-    our_model,
-    outputs,
-    renamed,
-    weights,
-)
+from tests.foundation_models import CASES, SIZES, our_model, outputs, renamed, weights
+from tests.recordings import assert_near
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8, img_size=48)
 
@@ -31,11 +25,6 @@ def randomise(module):
     for value in module.parameters():
         torch.nn.init.normal_(value, std=0.2)
     return module
-
-
-def assert_equal(out, expected, bound=1e-5):
-    assert out.shape == expected.shape
-    assert (out - expected).norm() < bound * expected.norm()
 
 
 def shapes(golden, case):
@@ -53,8 +42,8 @@ def test_equals_recorded_outputs_and_gradients(golden, case):
     model = our_model(case, weights(names))
     for height, width in SIZES:
         out, grad = outputs(patches(model), (height, width))
-        assert_equal(out, recorded[f'{case}.{height}x{width}.out'])
-        assert_equal(grad, recorded[f'{case}.{height}x{width}.grad'])
+        names = [f'{case}.{height}x{width}.{name}' for name in ('out', 'grad')]
+        assert_near([out, grad], [recorded[name] for name in names])
 
 
 def test_class_token_is_that_of_the_library(golden):
@@ -80,13 +69,9 @@ def test_names_of_the_release_of_dinov2(golden):
     position = torch.randn(1, 1, 128)  # timm adds it to the class token
     theirs['pos_embed'] = torch.cat([position, theirs['pos_embed']], 1)
     theirs['mask_token'] = torch.zeros(1, 128)
-    converted = convert(theirs, 'dinov2')
-    assert converted.keys() == expected.keys()
-    for name, value in expected.items():
-        if name == 'backbone.embed.pos_embed':
-            assert not value[:, 0].any() and torch.equal(converted[name][:, :1], position)
-            value, converted[name] = value[:, 1:], converted[name][:, 1:]
-        assert torch.equal(converted[name], value), name
+    assert not expected['backbone.embed.pos_embed'][:, 0].any()
+    expected['backbone.embed.pos_embed'][:, :1] = position
+    torch.testing.assert_close(convert(theirs, 'dinov2'), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('case', ['timm.dinov3', 'timm.dinov3-gated'])
@@ -103,10 +88,7 @@ def test_names_of_the_release_of_dinov3(golden, case):
         theirs[name] = torch.cat(parts)
         theirs[f'{name}_mask'] = torch.ones(3, 128).index_fill(0, torch.tensor(1), 0).flatten()
     theirs.update({'rope_embed.periods': torch.ones(16), 'mask_token': torch.zeros(1, 128)})
-    converted = convert(theirs, 'dinov3')
-    assert converted.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(converted[name], value), name
+    torch.testing.assert_close(convert(theirs, 'dinov3'), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('trunk', [True, False])
@@ -130,10 +112,7 @@ def test_names_of_the_release_of_clip(golden, trunk):
             theirs[f'visual.{name}'] = theirs[f'visual.{name}'].reshape(shape)
     theirs.update({'visual.proj': torch.zeros(128, 9), 'logit_scale': torch.zeros(())})
     theirs['transformer.resblocks.0.ln_1.weight'] = torch.zeros(8)  # of the text
-    converted = convert(theirs, 'clip')
-    assert converted.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(converted[name], value), name
+    torch.testing.assert_close(convert(theirs, 'clip'), expected, rtol=0, atol=0)
 
 
 def test_dinov3_is_not_taken_for_dinov2(golden):
@@ -329,8 +308,7 @@ def test_training_moves_the_places_also_when_recomputed():
         model.train()(image)[0].square().mean().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
         model.zero_grad(set_to_none=True)
-    for a, b in zip(*grads):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*grads)
 
 
 # Options together

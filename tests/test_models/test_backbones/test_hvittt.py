@@ -13,7 +13,7 @@ from mmlinattn.models.layers import TTTAttention, ttt
 from mmlinattn.models.layers.ttt import _loss_sums
 from mmlinattn.models.necks import RAVLTNeck
 from mmlinattn.ops.common.rotary import Rotary, apply_rotary
-from tests.recordings import assert_equals_recording, below, load_case
+from tests.recordings import assert_equals_recording, assert_near, below, load_case
 
 PLAIN = 'TTTAttention'
 # The recorded layers, in the place that the release gives them in its models.
@@ -58,12 +58,9 @@ def test_recorded_backbone(golden):
     model.load_state_dict(below(convert(state, 'vittt'), 'backbone.'))
     image = tensors['in.x'].clone().requires_grad_()
     outs = model(image)
-    for i, out in enumerate(outs):
-        expected = tensors[f'out.{i}']
-        assert (out - expected).norm() < 1e-5 * expected.norm()
+    assert_near(outs, [tensors[f'out.{i}'] for i in range(4)])
     sum(out.square().mean() for out in outs).backward()
-    expected = tensors['grad.x']
-    assert (image.grad - expected).norm() < 1e-4 * expected.norm()
+    assert_near(image.grad, tensors['grad.x'], 1e-4)
 
 
 def test_equals_a_step_of_gradient_descent(monkeypatch):

@@ -42,8 +42,7 @@ def test_every_backbone_places_attentions_by_layer(cls):
     same = build(cls, model.layer_attn_cfgs)
     same.load_state_dict(model.state_dict())
     image = torch.randn(1, 3, *SIZE)
-    for a, b in zip(model.eval()(image), same.eval()(image)):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(model.eval()(image), same.eval()(image))
     sum(out.square().mean() for out in model(image)).backward()
     assert all(attn.in_proj.weight.grad.abs().sum() > 0 for attn in layers(model))
     with pytest.raises(ValueError, match=rf'layer {count}, but there are {count} layers'):

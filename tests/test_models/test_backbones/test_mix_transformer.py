@@ -7,6 +7,7 @@ from torch import nn
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MixTransformer
 from mmlinattn.models.layers import SpatialReductionAttention
+from tests.recordings import below
 
 TINY = dict(embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 
@@ -32,8 +33,7 @@ def test_equals_mmsegmentation(size):
         ):
             module.eps = 1e-5
     ours = MixTransformer('b0').eval()
-    weights = convert(theirs.state_dict(), source='mit')
-    ours.load_state_dict({name[len('backbone.') :]: w for name, w in weights.items()})
+    ours.load_state_dict(below(convert(theirs.state_dict(), source='mit'), 'backbone.'))
     image = torch.randn(2, 3, *size)
     with torch.no_grad():
         for out, expected in zip(ours(image), theirs(image)):

@@ -8,7 +8,7 @@ from torch import Tensor
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import MLLA
 from mmlinattn.models.backbones.mlla import MLLABlock
-from tests.recordings import assert_equals_recording, below, load_case
+from tests.recordings import assert_equals_recording, assert_near, below, load_case
 
 SMALL = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4), mlp_ratios=2)
 
@@ -111,8 +111,7 @@ def test_equals_its_definition(model, size):
         results.append([*outs, *torch.autograd.grad(loss, [leaf, *model.parameters()])])
     assert results[0][3].shape == (2, 32, -(-size[0] // 32), -(-size[1] // 32))
     assert all(out.is_contiguous() for out in results[0][:4])
-    for ours, expected in zip(*results):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
 
 
 def test_recorded_block(golden):
@@ -140,10 +139,7 @@ def test_recorded_backbone(golden):
     model = MLLA(arch).eval()
     model.load_state_dict(below(convert(below(tensors, 'state.'), 'mlla'), 'backbone.'))
     with torch.no_grad():
-        outs = model(tensors['in.x'])
-    for i, out in enumerate(outs):
-        expected = tensors[f'out.{i}']
-        assert (out - expected).norm() < 1e-5 * expected.norm()
+        assert_near(model(tensors['in.x']), [tensors[f'out.{i}'] for i in range(4)])
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])

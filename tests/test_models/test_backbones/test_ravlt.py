@@ -104,8 +104,7 @@ def test_pretrained_init_cfg(tmp_path):
     init_cfg = dict(type='Pretrained', checkpoint=path, prefix='backbone.')
     model = build(init_cfg=init_cfg)
     model.init_weights()
-    for name, value in source.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    torch.testing.assert_close(model.state_dict(), source.state_dict(), rtol=0, atol=0)
 
 
 def test_drop_path_rises_linearly_over_the_blocks():

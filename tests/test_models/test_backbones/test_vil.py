@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import ViL
+from tests.recordings import assert_near, below
 
 TINY = dict(
     embed_dims=(8, 12, 16, 20), depths=(1, 2, 1, 1), num_heads=(1, 2, 2, 4),
@@ -25,25 +26,19 @@ def recorded(golden, position):
     """Return arguments of ViL, recorded tensors for one kind of position, and the image."""
     tensors, metadata = golden('vil_released')
     sizes = {name: literal_eval(value) for name, value in metadata.items()}
-    arch = dict(
-        embed_dims=sizes['dims'],
-        depths=sizes['depths'],
-        num_heads=sizes['heads'],
-        global_tokens=sizes['global_tokens'],
-    )
+    names = dict(embed_dims='dims', depths='depths', num_heads='heads')
+    arch = {name: sizes[theirs] for name, theirs in names.items()}
+    arch['global_tokens'] = sizes['global_tokens']
     options = dict(position=position, window_size=sizes['window_size'], img_size=SIDE)
-    start = f'{position}.'
-    case = {k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}
-    return dict(arch=arch, **options), case, tensors['image']
+    return dict(arch=arch, **options), below(tensors, f'{position}.'), tensors['image']
 
 
 def from_recorded(options, case, **kwargs):
     """Return a ViL and a classification head with the recorded weights."""
-    weights = {k[7:]: v for k, v in case.items() if k.startswith('weight.')}
-    converted = convert(weights, source='vil')
+    converted = convert(below(case, 'weight.'), source='vil')
     head = [converted.pop(f'head.fc.{name}') for name in ('weight', 'bias')]
     model = ViL(**options, **kwargs).eval()
-    state = {name[len('backbone.') :]: value for name, value in converted.items()}
+    state = below(converted, 'backbone.')
     if not model.out_norms:
         state = {name: value for name, value in state.items() if 'out_norms' not in name}
     model.load_state_dict(state)
@@ -52,7 +47,7 @@ def from_recorded(options, case, **kwargs):
 
 def test_skipped_and_unsupported_weights(golden, capsys):
     _, case, _ = recorded(golden, 'absolute')
-    weights = {k[7:]: v for k, v in case.items() if k.startswith('weight.')}
+    weights = below(case, 'weight.')
     convert(weights, source='vil')
     printed = capsys.readouterr().out
     # Weight and bias of three projections in each of three blocks; the last stage's positions.
@@ -70,16 +65,13 @@ def test_skipped_and_unsupported_weights(golden, capsys):
 def test_equals_the_released_code(golden, position):
     options, case, image = recorded(golden, position)
     outs = from_recorded(options, case, out_norm=False)[0](image)
-    for i, out in enumerate(outs):
-        expected = case[f'stage.{i}']
-        assert out.shape == expected.shape
-        assert (out - expected).norm() < 1e-5 * expected.norm()
+    assert_near(outs, [case[f'stage.{i}'] for i in range(4)])
     model, head = from_recorded(options, case, out_indices=(3,), out_type='avg_featmap')
     image = image.clone().requires_grad_()
     logits = F.linear(model(image)[0], *head)
     assert (logits - case['logits']).abs().max() < 1e-5
     (grad,) = torch.autograd.grad(logits.square().mean(), image)
-    assert (grad - case['grad.image']).norm() < 1e-5 * case['grad.image'].norm()
+    assert_near(grad, case['grad.image'])
 
 
 def test_relative_positions_load_into_windows_in_all_stages(golden, capsys):

@@ -81,8 +81,7 @@ def test_outputs_and_gradients(cls, options, sizes, train):
         wanted = [*inputs, *(p for n, p in head.named_parameters())]
         found = torch.autograd.grad((out * torch.randn_like(out)).sum(), wanted, allow_unused=True)
         results.append([out, *found])
-    for ours, theirs in zip(*results):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize(

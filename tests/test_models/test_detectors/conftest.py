@@ -8,6 +8,7 @@ from mmengine.config import ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.checkpoints.converters import convert
+from tests.recordings import below
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
 
@@ -89,11 +90,10 @@ def make():
 def released(request, golden):
     """Return recorded tensors and a model with the recorded weights, with 64 or 256 channels."""
     tensors, _ = golden(request.param)
-    params = {k[len('param.') :]: v for k, v in tensors.items() if k.startswith('param.')}
     dims = tensors['in.src'].shape[1]
     sizes = dict(dims=dims, heads=8, hidden=32, encoders=1, decoders=3, queries=10, classes=5)
     model = build(model_cfg(**sizes, attn_cfg='SoftmaxAttention')).eval()
-    keys = model.load_state_dict(convert(params, source='smca'), strict=False)
+    keys = model.load_state_dict(convert(below(tensors, 'param.'), source='smca'), strict=False)
     assert not keys.unexpected_keys
     assert all(name.startswith(('backbone.', 'neck.')) for name in keys.missing_keys)
     return tensors, model

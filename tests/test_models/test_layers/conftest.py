@@ -80,8 +80,7 @@ def layer_defined_by():
         out, expected = (t.masked_fill(mask[..., None], 0) for t in (out, expected))
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
         gradients = [torch.autograd.grad((t * cotangent).sum(), inputs) for t in (out, expected)]
-        for got, wanted in zip(*gradients):
-            torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(*gradients, rtol=tolerance, atol=tolerance)
 
     return check
 

@@ -77,8 +77,7 @@ def test_rala_and_its_gradients_by_weights():
     torch.testing.assert_close(out, expected)
     leaves = [*leaves, layer.attn.in_proj.weight, layer.attn.proj.weight]
     grad = torch.randn_like(out)
-    for a, b in zip(*(torch.autograd.grad(x, leaves, grad) for x in (out, expected))):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*(torch.autograd.grad(x, leaves, grad) for x in (out, expected)))
 
 
 @pytest.mark.parametrize('kind', KINDS)

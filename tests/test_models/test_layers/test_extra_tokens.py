@@ -52,8 +52,7 @@ def assert_same(attn: BaseAttention, expected, x: Tensor, mask: Tensor, hw=HW) -
     wanted = expected(x)
     torch.testing.assert_close(out[~mask], wanted[~mask], rtol=1e-6, atol=1e-7)
     gradients = [torch.autograd.grad((o * weight).sum(), parameters) for o in (out, wanted)]
-    for a, b in zip(*gradients):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('kind', ['SoftmaxAttention', 'LinearAttention'])

@@ -58,8 +58,7 @@ def test_equals_its_definition(extra):
         out = compute(leaf)
         loss = (out * weight)[~mask].sum()
         results.append([out[~mask], *torch.autograd.grad(loss, [leaf, *attn.parameters()])])
-    for ours, expected in zip(*results):
-        torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize('case', ['attention', 'attention_padded'])

@@ -25,8 +25,7 @@ def test_equals_the_formula_with_gradients(training, scaled):
     torch.testing.assert_close(out, expected)
     leaves = leaves if scaled else leaves[:2]
     grad = torch.randn_like(out)
-    for a, b in zip(*(torch.autograd.grad(o, leaves, grad) for o in (out, expected))):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*(torch.autograd.grad(o, leaves, grad) for o in (out, expected)))
 
 
 def test_packed_images_are_dropped_by_themselves():

@@ -76,8 +76,7 @@ def test_gradients(monkeypatch, budget):
     for backend in ('reference', 'torch'):
         out = clip_ripple_attention(*args, **options, backend=backend)
         grads.append(torch.autograd.grad(out.sin().sum(), args))
-    for a, b in zip(*grads):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*grads)
     small = [x.detach()[:1, :, :9].requires_grad_() for x in args[:3]]
     weights = args[3].detach()[:1, :, :8].requires_grad_()
     call = partial(clip_ripple_attention, clip_shape=(2, 2, 2), num_extra_tokens=1)

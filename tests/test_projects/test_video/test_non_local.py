@@ -38,8 +38,7 @@ def test_equals_mmcv_with_the_same_weights(mode, dims, options):
     for module in (block, theirs):
         out = module(x)
         results.append([out, *torch.autograd.grad(out, [x, *module.parameters()], cotangent)])
-    for ours, expected in zip(*results):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 @every_mode

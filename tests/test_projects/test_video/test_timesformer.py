@@ -21,6 +21,8 @@ from mmlinattn.projects.video.space_time_block import (
     merge_groups,
     split_groups,
 )
+from tests.foundation_models import renamed
+from tests.recordings import assert_near, below
 
 TINY = dict(embed_dims=16, num_heads=2, depth=2, patch_size=8, mlp_ratio=2)
 SHAPE = (4, 6, 2)
@@ -34,10 +36,6 @@ def randomise(module):
     for name, value in module.named_parameters():
         torch.nn.init.normal_(value, float('norm' in name and name.endswith('weight')), 0.3)
     return module
-
-
-def strip_prefix(converted):
-    return {name.removeprefix('backbone.'): value for name, value in converted.items()}
 
 
 # Parameters (M) as printed in tables 1 and 2 of the paper, with the classifier of SSv2.
@@ -55,17 +53,15 @@ def test_parameters_are_those_of_the_paper(scheme, millions):
 @pytest.mark.parametrize('scheme', ['divided', 'joint'])
 def test_equals_recorded_outputs_of_transformers(golden, scheme):
     tensors, _ = golden('timesformer_small')
-    start = f'{scheme}.weight.'
-    weights = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+    converted = convert(below(tensors, f'{scheme}.weight.'), source='timesformer')
     model = build(scheme).eval()
-    model.load_state_dict(strip_prefix(convert(weights, source='timesformer')), strict=False)
+    model.load_state_dict(below(converted, 'backbone.'), strict=False)
     clip = tensors['clip'].clone().requires_grad_()
     out = model(clip)
     expected = tensors[f'{scheme}.tokens'][:, 0]
     assert (out - expected).abs().max() < 1e-5
     (grad,) = torch.autograd.grad(out.square().mean(), clip)
-    recorded = tensors[f'{scheme}.grad.clip']
-    assert (grad - recorded).norm() < 1e-5 * recorded.norm()
+    assert_near(grad, tensors[f'{scheme}.grad.clip'])
 
 
 @pytest.mark.parametrize('scheme', ['divided', 'joint'])
@@ -79,7 +75,8 @@ def test_equals_transformers(scheme):
     theirs = randomise(transformers.TimesformerModel(cfg)).eval()
     arch = dict(embed_dims=32, num_heads=4, depth=3, patch_size=8, mlp_ratio=2)
     model = build(scheme, arch, img_size=48, num_frames=6, out_type='featmap').eval()
-    model.load_state_dict(strip_prefix(convert(theirs.state_dict(), source='timesformer')))
+    converted = convert(theirs.state_dict(), source='timesformer')
+    model.load_state_dict(below(converted, 'backbone.'))
     clip = torch.randn(2, 3, 6, 48, 48)
     with torch.no_grad():
         expected = theirs(clip.transpose(1, 2)).last_hidden_state
@@ -195,8 +192,7 @@ def test_checkpointing_changes_nothing():
         model.zero_grad()
         model(clip).square().sum().backward()
         grads.append([p.grad.clone() for p in model.parameters()])
-    for a, b in zip(*grads):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*grads)
 
 
 def test_image_weights_give_the_image_model_on_a_still_clip():
@@ -245,33 +241,20 @@ def test_other_clip_lengths_and_sizes():
 
 def test_names_of_the_release_and_of_mmaction_convert(golden):
     tensors, _ = golden('timesformer_small')
-    start = 'divided.weight.'
-    weights = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-    expected = convert(weights, source='timesformer')
-
-    def renamed(*pairs):
-        found = {}
-        for name, value in expected.items():
-            name = name.removeprefix('backbone.')
-            for old, new in pairs:
-                name = name.replace(old, new)
-            found[name] = value
-        return found
-
+    expected = convert(below(tensors, 'divided.weight.'), source='timesformer')
     released = renamed(
-        ('embed.proj', 'patch_embed.proj'), ('embed.', ''), ('patch_', 'patch_embed.'),
-        ('layers.', 'blocks.'), ('steps.0.norm', 'temporal_norm1'),
-        ('steps.0.attn', 'temporal_attn'), ('steps.0.fc', 'temporal_fc'), ('in_proj', 'qkv'),
-        ('ffn', 'mlp'),
+        expected, (r'^backbone\.', ''), (r'^embed\.proj', 'patch_embed.proj'), (r'^embed\.', ''),
+        ('^layers', 'blocks'), (r'steps\.0\.norm', 'temporal_norm1'),
+        (r'steps\.0\.(attn|fc)', r'temporal_\1'), ('in_proj', 'qkv'), ('ffn', 'mlp'),
     )  # fmt: skip
     mmaction = renamed(
-        ('embed.proj', 'PATCH'), ('embed.', ''), ('PATCH', 'patch_embed.projection'),
-        ('_patch_embed', '_embed'), ('layers.', 'transformer_layers.layers.'),
-        ('.attn.', '.attentions.1.attn.'), ('steps.0.attentions.1', 'attentions.0'),
-        ('steps.0.norm', 'attentions.0.norm'), ('steps.0.fc', 'attentions.0.temporal_fc'),
-        ('attn.in_proj.', 'attn.in_proj_'), ('attn.proj', 'attn.out_proj'),
-        ('norm1', 'attentions.1.norm'), ('norm2', 'ffns.0.norm'), ('ffn.fc1', 'ffns.0.layers.0.0'),
-        ('ffn.fc2', 'ffns.0.layers.1'),
+        expected, (r'^backbone\.', ''), (r'^embed\.proj', 'patch_embed.projection'),
+        (r'^embed\.', ''), ('^layers', 'transformer_layers.layers'),
+        (r'steps\.0\.fc', 'attentions.0.temporal_fc'), (r'steps\.0\.', 'attentions.0.'),
+        (r'(?<=\d)\.attn', '.attentions.1.attn'), (r'attentions\.0\.attentions\.1', 'attentions.0'),
+        (r'attn\.in_proj\.', 'attn.in_proj_'), (r'attn\.proj', 'attn.out_proj'),
+        ('norm1', 'attentions.1.norm'), ('norm2', 'ffns.0.norm'),
+        (r'ffn\.fc1', 'ffns.0.layers.0.0'), (r'ffn\.fc2', 'ffns.0.layers.1'),
     )  # fmt: skip
     assert 'blocks.1.temporal_attn.qkv.weight' in released and 'time_embed' in released
     assert 'transformer_layers.layers.1.attentions.0.attn.in_proj_bias' in mmaction
@@ -279,9 +262,8 @@ def test_names_of_the_release_and_of_mmaction_convert(golden):
         {f'model.{name}': value for name, value in released.items()},
         {f'backbone.{name}': value for name, value in mmaction.items()},
     ):
-        converted = convert(names, source='timesformer')
-        assert converted.keys() == expected.keys()
-        assert all(torch.equal(converted[name], value) for name, value in expected.items())
+        found = convert(names, source='timesformer')
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
     with pytest.raises(CheckpointError, match='blocks.0.unknown'):
         convert({'model.blocks.0.unknown': torch.zeros(1)}, source='timesformer')
 
