@@ -1,4 +1,4 @@
-"""Swin compared with the frameworks; parameters, names of all releases, other attentions."""
+"""Swin compared with the frameworks; parameters, other attentions."""
 
 from importlib import import_module
 
@@ -7,6 +7,7 @@ import torch
 
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import Swin
+from tests.recordings import assert_near, below
 
 TINY = dict(embed_dims=(8, 16, 32, 64), depths=(2, 2, 3, 2), num_heads=(1, 2, 4, 8))
 
@@ -42,46 +43,12 @@ def test_equals_openmmlab(package, size, window):
     converted = convert(weights, source='swin')
     last = {name for name in converted if 'out_norms' in name}
     assert len(last) == 8
-    model.load_state_dict({name[len('backbone.') :]: value for name, value in converted.items()})
+    model.load_state_dict(below(converted, 'backbone.'))
     image = torch.randn(2, 3, *size)
     with torch.no_grad():
-        outs, expected = model(image), released(image)
-    assert len(outs) == len(expected) == 4
-    for out, other in zip(outs, expected):
-        assert out.shape == other.shape and out.is_contiguous()
-        assert (out - other).norm() < 1e-5 * other.norm()
-
-
-def released_names(model, counted_behind: int) -> dict:
-    """Return names of the release (0) or of timm (1), which counts merging with the next stage."""
-    names = {'head.weight' if not counted_behind else 'head.fc.weight': torch.zeros(9, 64)}
-    for name, value in model.state_dict().items():
-        head, *rest = name.split('.')
-        if head == 'stages':
-            rest = '.'.join(rest[2:]).replace('in_proj', 'qkv').replace('ffn', 'mlp')
-            rest = rest.replace('relative_bias', 'relative_position_bias_table')
-            stage, block = name.split('.')[1:3]
-            name = f'layers.{stage}.blocks.{block}.{rest}'
-        elif head == 'merges':
-            name = f'layers.{int(rest[0]) + counted_behind}.downsample.' + '.'.join(rest[1:])
-        elif head == 'out_norms':
-            name = f'norm.{rest[1]}'
-        names[name] = value
-    names['layers.0.blocks.0.attn.relative_position_index'] = torch.zeros(49, 49)
-    names['layers.0.blocks.1.attn_mask'] = torch.zeros(4, 49, 49)
-    return names
-
-
-@pytest.mark.parametrize('counted_behind', [0, 1])
-def test_names_of_the_release_and_of_timm(counted_behind):
-    model = build(out_indices=(3,))
-    released = released_names(model, counted_behind)
-    assert f'layers.{2 + counted_behind}.downsample.reduction.weight' in released
-    converted = convert(released, source='swin')
-    assert converted.pop('head.fc.weight').shape == (9, 64)
-    assert len(converted) == len(model.state_dict())
-    for name, value in model.state_dict().items():
-        assert torch.equal(converted[f'backbone.{name}'], value), name
+        outs = model(image)
+        assert_near(outs, released(image))
+    assert len(outs) == 4 and all(out.is_contiguous() for out in outs)
 
 
 def test_window_larger_than_the_map_equals_a_window_of_its_size():
@@ -95,8 +62,7 @@ def test_window_larger_than_the_map_equals_a_window_of_its_size():
             state[name] = grid.flatten(0, 1)
     small.load_state_dict(state)
     with torch.no_grad():
-        for a, b in zip(model(image), small(image)):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(model(image), small(image))
 
 
 def test_only_window_attention_is_shifted():

@@ -9,6 +9,7 @@ from mmlinattn.checkpoints.converters import convert
 from mmlinattn.engine.model import quiet
 from mmlinattn.models.backbones import Swin, ViT
 from mmlinattn.models.necks import SimpleFeaturePyramid
+from tests.recordings import assert_near, below
 from tests.sizes import LONG
 
 TINY = dict(embed_dims=32, num_heads=2, depth=3, patch_size=8)
@@ -35,10 +36,6 @@ def randomise(module):
     return module
 
 
-def strip_prefix(converted, prefix='backbone.'):
-    return {name[len(prefix) :]: value for name, value in converted.items()}
-
-
 # 50 x 70 pixels: patches are padded and positions resized.
 @pytest.mark.parametrize('size', [(48, 48), (50, 70)])
 @pytest.mark.parametrize('out_type', ['cls_token', 'featmap'])
@@ -46,70 +43,10 @@ def test_equals_mmpretrain(size, out_type):
     released = randomise(reference_model(out_type=out_type))
     model = build(out_type=out_type).eval()
     weights = {f'backbone.{name}': value for name, value in released.state_dict().items()}
-    model.load_state_dict(strip_prefix(convert(weights, source='vit')))
+    model.load_state_dict(below(convert(weights, source='vit'), 'backbone.'))
     image = torch.randn(2, 3, *size)
     with torch.no_grad():
-        (expected,), (out,) = released(image), model(image)
-    assert out.shape == expected.shape
-    assert (out - expected).norm() < 1e-5 * expected.norm()
-
-
-def timm_names(state_dict):
-    names = {}
-    for name, value in state_dict.items():
-        if name == 'embed.pos_grid':  # timm's are square
-            continue
-        for ours, released in (
-            ('embed.proj', 'patch_projection'), ('embed.', ''), ('layers.', 'blocks.'),
-            ('in_proj', 'qkv'), ('ffn.', 'mlp.'), ('patch_projection', 'patch_embed.proj'),
-        ):  # fmt: skip
-            name = name.replace(ours, released)
-        names[name] = value
-    return names
-
-
-@pytest.mark.parametrize('source', ['deit', 'vit'])
-def test_names_of_timm(source):
-    model = randomise(build())
-    released = dict(timm_names(model.state_dict()), **{'head.weight': torch.zeros(9, 32)})
-    assert {'cls_token', 'pos_embed', 'blocks.2.attn.qkv.bias', 'norm.weight'} < set(released)
-    converted = convert(released, source=source)
-    assert converted.pop('head.fc.weight').shape == (9, 32)
-    assert strip_prefix(converted).keys() == model.state_dict().keys()
-    for name, value in model.state_dict().items():
-        assert torch.equal(converted[f'backbone.{name}'], value), name
-
-
-def mmpretrain_names(state_dict):
-    names = {f'backbone.{name}': value for name, value in state_dict.items()}
-    return {
-        name.replace('blocks.', 'layers.').replace('mlp.fc1', 'ffn.layers.0.0')
-        .replace('mlp.fc2', 'ffn.layers.1').replace('norm', 'ln').replace('ln.', 'ln1.')
-        .replace('patch_embed.proj', 'patch_embed.projection'): value
-        for name, value in names.items()
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize('of_mmpretrain', [False, True])
-def test_distilled_deit_loses_its_distillation_token(of_mmpretrain, capsys):
-    model = randomise(build())
-    plain = timm_names(model.state_dict())
-    first, places = plain['pos_embed'].split([1, 36], 1)
-    released = dict(
-        plain,
-        pos_embed=torch.cat([first, torch.zeros_like(first), places], 1),
-        dist_token=torch.zeros(1, 1, 32),
-    )
-    head = 'head_dist'
-    if of_mmpretrain:
-        released, head = mmpretrain_names(released), 'head.layers.head_dist'
-        assert {'backbone.dist_token', 'backbone.layers.1.ffn.layers.1.bias'} < released.keys()
-    released[f'{head}.weight'] = torch.zeros(9, 32)
-    converted = strip_prefix(convert(released, source='deit'))
-    assert 'left out 2 parts of the distillation' in capsys.readouterr().out
-    assert converted.keys() == model.state_dict().keys()
-    for name, value in model.state_dict().items():
-        assert torch.equal(converted[name], value), name
+        assert_near(model(image), released(image))
 
 
 def test_unsupported_weights_raise():
@@ -259,22 +196,8 @@ def test_equals_convit(golden):
         dict(embed_dims=16, num_heads=4, depth=3, mlp_ratio=2, patch_size=4),
         [attns[0], attns[0], attns[1]], 24, cls_token_from=2, out_type='cls_token',
     ).double().eval()  # fmt: skip
-    renamed = {
-        'blocks': 'layers', 'mlp': 'ffn', 'patch_embed': 'embed', 'pos_embed': 'embed.pos_embed',
-        'attn.qkv': 'attn.in_proj', 'attn.qk': 'attn.in_proj', 'gating_param': 'gates',
-        'pos_proj.weight': 'positions',
-    }  # fmt: skip
-    weights = {'embed.pos_grid': torch.tensor((6, 6))}
-    for name, value in recorded.items():
-        if not name.startswith('weight.') or name.endswith(('attn.v.weight', 'pos_proj.bias')):
-            continue  # a bias of the positions is the same for all keys
-        if name.endswith('qk.weight'):
-            value = torch.cat([value, recorded[name.replace('qk', 'v')]])
-        name = name.removeprefix('weight.')
-        for old, new in renamed.items():
-            name = name.replace(old, new)
-        weights[name] = value
-    model.load_state_dict(weights)
+    converted = convert(below(recorded, 'weight.'), source='convit')
+    model.load_state_dict(below(converted, 'backbone.'))
     image = recorded['image'].requires_grad_()
     tokens = []
     model.norm.register_forward_hook(lambda *args: tokens.append(args[-1]))
