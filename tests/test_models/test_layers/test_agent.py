@@ -78,26 +78,3 @@ def test_a_larger_grid_has_the_weights_of_a_smaller():
     large.load_state_dict(small.state_dict())
     x = torch.randn(1, 20 * 30, 32)
     assert large(x, (20, 30)).shape == x.shape
-
-
-@pytest.mark.parametrize(
-    'options, message',
-    [
-        (dict(num_agents=50), 'num_agents must be a square number, got 50'),
-        (dict(num_agents=0), 'num_agents must be a square number, got 0'),
-        (
-            dict(num_agents=25, map_size=(4, 6)),
-            r'num_agents=25 is more than the 24 tokens of map_size=\(4, 6\): set map_size',
-        ),
-        (dict(num_agents=4.0), r'num_agents must be a square number, got 4\.0'),
-        (
-            dict(num_agents=9, map_size=6, agent_grid=40),
-            r'agent_grid=40 has more agents than the 36 tokens of map_size=\(6, 6\)',
-        ),
-        (dict(map_size=0), 'map_size must be a positive integer, .* got 0'),
-        (dict(agent_grid=(3, 0)), r'agent_grid must be a positive integer, .* got \(3, 0\)'),
-    ],
-)
-def test_bad_options(options, message, dims):
-    with pytest.raises(ValueError, match=message):
-        AgentAttention(**dims, **options)

@@ -230,6 +230,64 @@ def test_bad_options(cfg, error, message):
         build_attention(cfg, 32, 2)
 
 
+@pytest.mark.parametrize('kind, options, message', [
+    ('AgentAttention', dict(num_agents=50), 'num_agents must be a square number, got 50'),
+    ('AgentAttention', dict(num_agents=0), 'num_agents must be a square number, got 0'),
+    ('AgentAttention', dict(num_agents=4.0), r'num_agents must be a square number, got 4\.0'),
+    ('AgentAttention', dict(num_agents=25, map_size=(4, 6)),
+     r'num_agents=25 is more than the 24 tokens of map_size=\(4, 6\): set map_size'),
+    ('AgentAttention', dict(num_agents=9, map_size=6, agent_grid=40),
+     r'agent_grid=40 has more agents than the 36 tokens of map_size=\(6, 6\)'),
+    ('AgentAttention', dict(map_size=0), 'map_size must be a positive integer, .* got 0'),
+    ('AgentAttention', dict(agent_grid=(3, 0)),
+     r'agent_grid must be a positive integer, .* got \(3, 0\)'),
+    ('EnhancedLinearAttention', dict(scales=(4,)),
+     r'scales must be a list of odd kernel sizes, got \(4,\)'),
+    ('EnhancedLinearAttention', dict(scales=5), 'scales must be a list of odd kernel sizes, got 5'),
+    ('EnhancedLinearAttention', dict(scales=(0,)), 'scales must be a positive integer, got 0'),
+    ('EnhancedLinearAttention', dict(scales=(3.0,)), 'scales must be a positive integer, got 3.0'),
+    ('EnhancedLinearAttention', dict(scales=(-1,)), 'scales must be a positive integer, got -1'),
+    ('FocusedLinearAttention', dict(power=0.5),
+     'power must be a finite number of at least 1, got 0.5'),
+    ('HydraAttention', dict(backend='triton'),
+     r"backend must be one of \('auto',\), got 'triton'"),
+    ('InLineAttention', dict(feature_map='elu'), "feature_map must be one of .*'exp'.*, got 'elu'"),
+    ('LinearAngularAttention', dict(form='code'), "form must be one of .*, got 'code'"),
+    *(('NystromAttention', dict(num_landmarks=number),
+       f'num_landmarks must be a square number, got {number}') for number in (0, -4, 10)),
+    ('PolaFormerAttention', dict(embed_dims=30), 'must be even, .* got 30 / 2 = 15'),
+    ('PolaFormerAttention', dict(alpha=0), 'alpha must be a finite number above 0, got 0'),
+    ('PolaFormerAttention', dict(map_size=(4, 0)), r'map_size must be .* got \(4, 0\)'),
+    ('RippleAttention', dict(max_distance=0, weights='truncated'),
+     "'truncated' needs a max_distance of at least 1, got 0"),
+    ('SlinearAttention', dict(steps=0), 'steps must be None or at least 1, got 0'),
+    ('SlinearAttention', dict(decay=1.5), r'decay must be in \(0, 1\), got 1.5'),
+    ('SlinearAttention', dict(heads_multiplier=0),
+     'heads_multiplier must be a positive integer, got 0'),
+    ('SpatialReductionAttention', dict(sr_ratio=0), 'sr_ratio must be a positive integer, got 0'),
+    ('SpatialReductionAttention', dict(sr_ratio=1.5),
+     'sr_ratio must be a positive integer, got 1.5'),
+    ('SpatialReductionAttention', dict(attn_drop=2.0),
+     'attn_drop must be a number from 0 to 1, got 2.0'),
+    ('VSSDAttention', dict(expand=1.5), 'expand must be a positive integer, got 1.5'),
+    ('VSSDAttention', dict(state_dims=0), 'state_dims must be a positive integer, got 0'),
+    ('VSSDAttention', dict(num_groups=3), 'num_groups=3 must divide num_heads=2'),
+    ('VSSDAttention', dict(gate='proj'), "VSSDAttention does not support gate, got 'proj'"),
+    ('WindowAttention', dict(window_size=0), 'window_size must be a positive .* got 0'),
+    ('WindowAttention', dict(window_size=2.0), 'window_size must be a positive .* got 2.0'),
+    *((kind, *row) for kind in ('RWGKA', 'RWGKP') for row in (
+        (dict(num_anchors=0), 'num_anchors must be a positive integer, got 0'),
+        (dict(decay=1.0), r'decay must be in \(0, 1\), got 1.0'),
+        (dict(steps=0), 'steps .* got 0'),
+        (dict(heads_multiplier=0), 'heads_multiplier .* got 0'),
+        (dict(heads_multiplier=3), 'embed_dims=32 must be a multiple of 6, .* heads_multiplier=3'),
+    )),
+])  # fmt: skip
+def test_bad_options_of_one_kind(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_attention(dict(options, type=kind), 32, 2)
+
+
 @pytest.mark.parametrize(
     'dims, heads, message',
     [

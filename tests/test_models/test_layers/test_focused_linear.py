@@ -45,8 +45,3 @@ def test_eps_does_not_depend_on_the_number_of_keys(dims, padded):
         *(x.repeat(1, 1, 5, 1) for x in (q, k, v)), TokenLayout((10, 3), mask if padded else None)
     )
     torch.testing.assert_close(often[:, :, :6], once)
-
-
-def test_bad_power(dims):
-    with pytest.raises(ValueError, match='power must be a finite number of at least 1, got 0.5'):
-        FocusedLinearAttention(**dims, power=0.5)

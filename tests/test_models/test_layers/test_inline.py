@@ -37,8 +37,3 @@ def test_equals_its_definition(feature_map, layer_defined_by, depthwise, dims):
         return out @ attn.proj.weight.T + attn.proj.bias
 
     layer_defined_by(attn, definition)
-
-
-def test_unknown_feature_map(dims):
-    with pytest.raises(ValueError, match="feature_map must be one of .*'exp'.*, got 'elu'"):
-        InLineAttention(**dims, feature_map='elu')

@@ -1,7 +1,5 @@
 import math
 
-import pytest
-
 from mmlinattn.models.layers import LinearAngularAttention
 
 
@@ -15,8 +13,3 @@ def test_paper_form(defined_by, dims):
         return kernel @ v / (kernel.sum(-1, keepdim=True) + 1e-6)
 
     defined_by(LinearAngularAttention(**dims, form='paper'), definition)
-
-
-def test_unknown_form(dims):
-    with pytest.raises(ValueError, match="form must be one of .*, got 'code'"):
-        LinearAngularAttention(**dims, form='code')

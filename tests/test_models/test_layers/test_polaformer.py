@@ -51,12 +51,3 @@ def test_cubes_that_exceed_float16(dtype):
     gradients = torch.autograd.grad(out.float().sum(), [x, *attn.parameters()])
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
     assert (out.float() - exact).norm() < 0.03 * exact.norm()
-
-
-def test_bad_options(dims):
-    with pytest.raises(ValueError, match='must be even, .* got 30 / 2 = 15'):
-        PolaFormerAttention(30, 2)
-    with pytest.raises(ValueError, match='alpha must be a finite number above 0, got 0'):
-        PolaFormerAttention(**dims, alpha=0)
-    with pytest.raises(ValueError, match=r'map_size must be .* got \(4, 0\)'):
-        PolaFormerAttention(**dims, map_size=(4, 0))

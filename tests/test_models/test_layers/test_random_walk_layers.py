@@ -59,22 +59,6 @@ def test_grid(cells, hw, grid):
     assert pooling_grid(cells, hw) == grid
 
 
-@pytest.mark.parametrize('kind', [RWGKA, RWGKP])
-@pytest.mark.parametrize(
-    'option, message',
-    [
-        (dict(num_anchors=0), 'num_anchors must be a positive integer, got 0'),
-        (dict(decay=1.0), r'decay must be in \(0, 1\), got 1.0'),
-        (dict(steps=0), 'steps .* got 0'),
-        (dict(heads_multiplier=0), 'heads_multiplier .* got 0'),
-        (dict(heads_multiplier=3), 'embed_dims=32 must be a multiple of 6, .* heads_multiplier=3'),
-    ],
-)
-def test_bad_options(kind, option, message):
-    with pytest.raises(ValueError, match=message):
-        kind(32, 2, **option)
-
-
 @pytest.mark.parametrize('masked', [False, True])
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_types_pool_without_a_copy_in_float32(dtype, masked):

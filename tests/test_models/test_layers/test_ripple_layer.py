@@ -74,8 +74,3 @@ def test_rotary_position_changes_the_output(layer):
     assert not torch.allclose(plain(x, HW), moved(x, HW), atol=1e-4)
     # A single token is at the origin, where the rotation is the identity.
     torch.testing.assert_close(plain(x[:, :1], (1, 1)), moved(x[:, :1], (1, 1)))
-
-
-def test_truncated_weights_need_max_distance():
-    with pytest.raises(ValueError, match="'truncated' needs a max_distance of at least 1, got 0"):
-        RippleAttention(32, 2, max_distance=0, weights='truncated')

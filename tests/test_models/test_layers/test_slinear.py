@@ -22,16 +22,3 @@ def test_equals_its_definition(steps, defined_by, dims):
         return (1 - decay) / (1 - decay**steps) * sum(terms) @ v
 
     defined_by(SlinearAttention(**dims, steps=steps, decay=decay), definition)
-
-
-@pytest.mark.parametrize(
-    'options, message',
-    [
-        (dict(steps=0), 'steps must be None or at least 1, got 0'),
-        (dict(decay=1.5), r'decay must be in \(0, 1\), got 1.5'),
-        (dict(heads_multiplier=0), 'heads_multiplier must be a positive integer, got 0'),
-    ],
-)
-def test_bad_options(dims, options, message):
-    with pytest.raises(ValueError, match=message):
-        SlinearAttention(**dims, **options)

@@ -46,17 +46,3 @@ def test_large_sums_under_float16():
     with torch.autocast('cpu', dtype=torch.float16):
         out = attn(x, (64, 64))
     assert (out.float() - exact).norm() < 1e-2 * exact.norm()
-
-
-@pytest.mark.parametrize(
-    'options, message',
-    [
-        (dict(expand=1.5), 'expand must be a positive integer, got 1.5'),
-        (dict(state_dims=0), 'state_dims must be a positive integer, got 0'),
-        (dict(num_groups=3), 'num_groups=3 must divide num_heads=2'),
-        (dict(gate='proj'), "VSSDAttention does not support gate, got 'proj'"),
-    ],
-)
-def test_bad_options(options, message, dims):
-    with pytest.raises(ValueError, match=message):
-        VSSDAttention(**dims, **options)
