@@ -33,6 +33,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import mmlinattn  # noqa: F401  registers everything
+from mmlinattn.datasets import shapes
 from mmlinattn.ops.common import dispatch
 from mmlinattn.utils import mmcv_ops
 from tests.interpreter import quicken
@@ -207,6 +208,13 @@ def needs_to_compile():
             pytest.skip(f'torch 2.4 cannot compile {what} in one graph')
 
     return check
+
+
+@pytest.fixture(scope='session')
+def shapes_root(tmp_path_factory) -> Path:
+    """The Shapes data set, with few images."""
+    root = tmp_path_factory.mktemp('data') / 'shapes'
+    return shapes.generate(root, num_train=4, num_val=4, image_size=64, workers=1)
 
 
 @pytest.fixture(scope='module')

@@ -57,6 +57,20 @@ def free_port() -> str:
         return str(s.getsockname()[1])
 
 
+def run_two(
+    script: Path, arguments: Sequence, folder: Path, root: Path, **environment: str
+) -> 'Program':
+    """Run a script in a group of two processes, and return the first of them."""
+    group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port(), **environment)
+    programs = [
+        Program(script, arguments, folder / f'{i}.out', [root], RANK=str(i), **group)
+        for i in range(2)
+    ]
+    for program in programs:
+        assert program.end() == 0, program.text()[-4000:]
+    return programs[0]
+
+
 class Program:
     """``python script *arguments``, started at once; it may import from ``paths``.
 

@@ -10,7 +10,6 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS
 from torch import Tensor, nn
 
-from mmlinattn.datasets import shapes
 from mmlinattn.deployment import Export, ExportedFile, ExportSettings
 from mmlinattn.deployment.capture import DEFERRED
 from mmlinattn.deployment.deployable import deployable
@@ -32,14 +31,6 @@ def spread_head_weights(model: nn.Module) -> None:
         spread = SPREAD.get(name.removesuffix('.in_proj').rpartition('.')[2])
         if spread is not None and hasattr(layer, 'weight'):
             nn.init.normal_(layer.weight, std=spread / layer.weight[0].numel() ** 0.5)
-
-
-@pytest.fixture(scope='session')
-def shapes_root(tmp_path_factory):
-    return shapes.generate(
-        tmp_path_factory.mktemp('data') / 'shapes', num_train=2, num_val=4, image_size=64,
-        workers=1,
-    )  # fmt: skip
 
 
 def padded(model: nn.Module, image: Tensor, height: int, width: int) -> Tensor:

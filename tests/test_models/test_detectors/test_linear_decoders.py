@@ -3,13 +3,13 @@
 import pytest
 import torch
 from mmcv.cnn.bricks.transformer import MultiheadAttention
+from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
 from mmlinattn.app import attention_layers
-from mmlinattn.datasets import shapes
 from mmlinattn.models.detectors import DETRWithAttention
 from mmlinattn.models.detectors.smca_decoder import Memory, SMCADecoder
 from mmlinattn.models.layers import LinearCrossAttention
@@ -24,12 +24,6 @@ CONFIGS = {
     'mask2former-rala': 'panoptic_head.transformer_decoder.layers.{}.self_attn',
     'mask2former-rala-unmasked': 'panoptic_head.transformer_decoder.layers.{}.cross_attn',
 }
-
-
-@pytest.fixture(scope='module')
-def shapes_root(tmp_path_factory):
-    root = tmp_path_factory.mktemp('decoders') / 'shapes'
-    return shapes.generate(root, num_train=4, num_val=1, image_size=64, workers=1)
 
 
 def load(root, shapes_root, name):
@@ -70,20 +64,15 @@ def test_training_on_shapes(root, shapes_root, name):
     assert results[0].pred_instances.scores.isfinite().all()
 
 
-def test_masks_of_mask2former_are_refused(root, shapes_root):
+def test_masks_of_mask2former_are_refused(root):
     cfg = Config.fromfile(root / 'configs/linear_decoders/mask2former_nano_shapes.py')
     cfg.model.panoptic_head.type = 'Mask2FormerHeadWithAttention'
     cfg.model.panoptic_head.transformer_decoder.layer_cfg.cross_attn_cfg.update(LINEAR)
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(cfg.model)
+    sample = DetDataSample(metainfo=dict(batch_input_shape=(64, 64), img_shape=(64, 64)))
     with pytest.raises(ValueError, match='Replace self_attn_cfg only, or set ignore_attn_mask'):
-        model.eval()._forward(torch.zeros(1, 3, 64, 64), [_sample()])
-
-
-def _sample():
-    from mmdet.structures import DetDataSample
-
-    return DetDataSample(metainfo=dict(batch_input_shape=(64, 64), img_shape=(64, 64)))
+        model.eval()._forward(torch.zeros(1, 3, 64, 64), [sample])
 
 
 def dino(root, **layer_cfg):

@@ -68,12 +68,6 @@ def test_rtmdet_takes_what_its_backbone_was_trained_on(name):
     assert cfg.train_cfg.max_epochs == 100 and cfg.optim_wrapper.optimizer.lr == 1e-3
 
 
-@pytest.fixture(scope='module')
-def shapes_root(tmp_path_factory):
-    root = tmp_path_factory.mktemp('heads') / 'shapes'
-    return shapes.generate(root, num_train=2, num_val=1, image_size=64, workers=1)
-
-
 @pytest.mark.parametrize('name', NANO)
 def test_first_steps_of_small_models(shapes_root, name):
     """Losses are finite, every parameter learns, and predictions are finite."""

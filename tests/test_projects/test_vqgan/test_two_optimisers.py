@@ -10,22 +10,17 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 from mmlinattn.checkpoints import read_checkpoint
-from mmlinattn.datasets import shapes
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.weights import check_weights
 from mmlinattn.engine.runner.runner import PluginRunner
-from tests.programs import Program, free_port
-
-
-@pytest.fixture(scope='module')
-def images(tmp_path_factory):
-    root = tmp_path_factory.mktemp('vqgan') / 'shapes'
-    return shapes.generate(root, num_train=4, num_val=2, image_size=64, workers=1) / 'imagenet'
+from tests.programs import run_two
 
 
 @pytest.fixture
-def runner_of(root, images, tmp_path):
+def runner_of(root, shapes_root, tmp_path):
     """runner_of(folder, iterations, **options): a training of the nano config at tiny size."""
+
+    images = f'{shapes_root}/imagenet'
 
     def make(folder: str, iterations: int = 4, **options) -> PluginRunner:
         given = {
@@ -42,7 +37,7 @@ def runner_of(root, images, tmp_path):
             'default_hooks.checkpoint.interval': 2,
             'experiment_name': f'{tmp_path.name}-{folder}-{iterations}',
             'work_dir': str(tmp_path / folder),
-            **{f'{s}_dataloader.dataset.data_root': str(images) for s in ('train', 'val', 'test')},
+            **{f'{s}_dataloader.dataset.data_root': images for s in ('train', 'val', 'test')},
             **options,
         }
         cfg = load_config(str(root / 'configs/vqgan/vit-vqgan-nano_shapes.py'), given)
@@ -119,14 +114,8 @@ def test_missing_weights_of_vgg_end_a_training_at_its_start(runner_of):
 
 
 def test_two_processes_equal_one_with_the_doubled_batch(root, tmp_path):
-    group = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
     script, found = root / 'tests/test_projects/test_vqgan/train_alternating.py', tmp_path / 'found'
-    programs = [
-        Program(script, [found], tmp_path / f'{i}.out', [root], RANK=str(i), **group)
-        for i in range(2)
-    ]
-    for program in programs:
-        assert program.end() == 0, program.text()[-3000:]
+    run_two(script, [found], tmp_path, root)
     assert found.read_text() == 'equal'
 
 
