@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
-from mmengine.config import ConfigDict
+from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn.checkpoints.converters import convert
+from tests.families import CONFIGS
 from tests.recordings import below
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
@@ -20,52 +21,23 @@ BACKBONE = dict(
 )
 
 
-def model_cfg(dims, heads, hidden, encoders, decoders, queries, classes, attn_cfg, **layer) -> dict:
+def model_cfg(dims, heads, hidden, encoders, decoders, queries, classes, attn_cfg, **layer):
+    """Return the config of the release with other sizes."""
+    cfg = Config.fromfile(CONFIGS / '_base_/models/smca_r50.py').model
     sizes = dict(embed_dims=dims, num_heads=heads, feedforward_channels=hidden)
-    return dict(
-        type='SMCA',
-        num_queries=queries,
-        backbone=BACKBONE,
-        neck=dict(
-            type='ChannelMapper',
-            in_channels=[16],
-            kernel_size=1,
-            out_channels=dims,
-            act_cfg=None,
-            norm_cfg=None,
-            num_outs=1,
-        ),
-        encoder=dict(num_layers=encoders, layer_cfg=dict(sizes, attn_cfg=attn_cfg)),
-        decoder=dict(num_layers=decoders, layer_cfg=dict(sizes, **layer)),
-        positional_encoding=dict(num_feats=dims // 2, normalize=True),
-        bbox_head=dict(
-            type='SMCAHead',
-            num_classes=classes,
-            embed_dims=dims,
-            sync_cls_avg_factor=True,
-            loss_cls=dict(
-                type='FocalLoss', use_sigmoid=True, gamma=2.0, alpha=0.25, loss_weight=2.0
-            ),
-            loss_bbox=dict(type='L1Loss', loss_weight=5.0),
-            loss_iou=dict(type='GIoULoss', loss_weight=2.0),
-        ),
-        train_cfg=dict(
-            assigner=dict(
-                type='HungarianAssigner',
-                match_costs=[
-                    dict(type='FocalLossCost', weight=2.0),
-                    dict(type='BBoxL1Cost', weight=5.0, box_format='xywh'),
-                    dict(type='IoUCost', iou_mode='giou', weight=2.0),
-                ],
-            )
-        ),
-        test_cfg=dict(max_per_img=10),
-    )
+    cfg.num_queries, cfg.backbone, cfg.test_cfg = queries, BACKBONE, dict(max_per_img=10)
+    cfg.neck.update(in_channels=[16], out_channels=dims)
+    cfg.encoder = dict(num_layers=encoders, layer_cfg=dict(sizes, attn_cfg=attn_cfg))
+    cfg.decoder.num_layers = decoders
+    cfg.decoder.layer_cfg.update(sizes, **layer)
+    cfg.positional_encoding.num_feats = dims // 2
+    cfg.bbox_head.update(num_classes=classes, embed_dims=dims)
+    return cfg
 
 
 def build(cfg: dict) -> torch.nn.Module:
     with DefaultScope.overwrite_default_scope('mmdet'):
-        return MODELS.build(ConfigDict(copy.deepcopy(cfg)))
+        return MODELS.build(copy.deepcopy(cfg))
 
 
 def small_cfg(attn_cfg, **options) -> dict:
