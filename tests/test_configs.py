@@ -453,12 +453,7 @@ BEYOND = {
 @pytest.mark.parametrize('method', PAPERS)
 def test_costs_of_hosts_of_other_papers(method):
     counted, *near = PAPERS[method]
-    rows, header = {}, []
-    for line in (FOLDER / method / 'README.md').read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip('|').split('|')]
-        header = cells if 'M, here' in cells else header
-        if line.startswith('|') and line.endswith('.py) |'):
-            rows[re.search(r'\((\S+)\.py\)', line)[1]] = dict(zip(header, cells))
+    rows = readme(method, 'M, here')
     assert {path.stem for path in (FOLDER / method).glob('*.py')} == set(rows)
     for name, row in some(rows.items(), every=8):
         shape = tuple(map(int, row['image'].split('x')[::-1])) if 'image' in row else CLS
