@@ -165,15 +165,6 @@ def test_coordinates_learn_in_half_precision():
     assert (grads[1] - grads[0]).norm() < 0.1 * grads[0].norm()
 
 
-def test_images_of_different_sizes_are_those_alone():
-    model = ViT(TINY, dict(type='CoreAttention', num_cores=4), img_size=32).double().eval()
-    for move in model.cores.moves:
-        torch.nn.init.ones_(move.alpha)
-    images = [torch.randn(3, *size, dtype=torch.float64) for size in ((24, 40), (16, 8))]
-    for image, out in zip(images, model(images)[0]):
-        torch.testing.assert_close(out, model(image[None])[0], rtol=1e-10, atol=1e-10)
-
-
 def test_training_shifts_and_scales_all_places_once_a_batch():
     model = ViT(TINY, 'CoreAttention', img_size=32)
     seen = [set(), set()]

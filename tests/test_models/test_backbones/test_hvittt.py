@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
-from mmlinattn.models.backbones import HViTTT, TransformerBlock, ViT
+from mmlinattn.models.backbones import HViTTT, TransformerBlock
 from mmlinattn.models.layers import TTTAttention, ttt
 from mmlinattn.models.layers.ttt import _loss_sums
 from mmlinattn.models.necks import RAVLTNeck
@@ -153,14 +153,6 @@ def test_norm_of_a_released_classifier():
     torch.testing.assert_close(neck.train()((x,))[0], expected, rtol=1e-4, atol=1e-4)
     plain = {**norm, 'blocks.0.norm1.weight': norm['norm.weight']}
     assert 'backbone.norm.weight' in convert(plain, 'vittt')
-
-
-def test_packed_images_with_extra_tokens_are_those_alone():
-    arch = dict(embed_dims=16, num_heads=2, depth=2, patch_size=8, cpe=True, pos_embed=False)
-    model = ViT(arch, PLAIN, img_size=64, num_registers=2).double().eval()
-    images = [torch.randn(3, *size, dtype=torch.float64) for size in ((24, 40), (16, 8))]
-    for image, out in zip(images, model(images)[0]):
-        torch.testing.assert_close(out, model(image[None])[0], rtol=1e-9, atol=1e-11)
 
 
 def test_a_damaged_file_is_named():

@@ -111,21 +111,11 @@ def test_positions_of_another_size_are_resized(capsys):
 
 
 @pytest.mark.parametrize(
-    'arch, message',
-    [
-        (dict(TINY, embed_dims=(8, 12, 15, 20)), 'must be even'),
-        (dict(TINY, global_tokens=-1), r"arch\['global_tokens'\] must be positive"),
-        (dict(TINY, depths=(1, 1, 0, 1)), r"arch\['depths'\] must be positive"),
-    ],
-)
-def test_bad_sizes(arch, message):
-    with pytest.raises(ValueError, match=message):
-        ViL(arch)
-
-
-@pytest.mark.parametrize(
     'options, message',
     [
+        (dict(arch=dict(TINY, embed_dims=(8, 12, 15, 20))), 'must be even'),
+        (dict(arch=dict(TINY, global_tokens=-1)), r"arch\['global_tokens'\] must be positive"),
+        (dict(arch=dict(TINY, depths=(1, 1, 0, 1))), r"arch\['depths'\] must be positive"),
         (dict(position='none'), r"position must be one of \('absolute', 'relative'\), got 'none'"),
         (dict(window_size=(7, 7)), r'window_size must be a positive integer, or .* got \(7, 7\)'),
         (dict(window_size=None), 'window_size must be a positive integer, or .* got None'),
@@ -137,4 +127,4 @@ def test_bad_sizes(arch, message):
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        ViL(TINY, **options)
+        ViL(**dict(dict(arch=TINY), **options))

@@ -235,11 +235,21 @@ def test_equals_convit(golden):
         (dict(frozen_stages='1'), "frozen_stages must be in -1..3, got '1'"),
         (dict(arch=dict(embed_dims=32, num_heads=2, depth='2')), r"arch\['depth'\] .* got '2'"),
         (dict(frozen_stages=4), 'frozen_stages must be in -1..3, got 4'),
+        (dict(num_registers=-1), 'num_registers must be an integer of at least 0, got -1'),
+        (dict(pos_resize='bilinear'), "pos_resize must be one of .*got 'bilinear'"),
+        (dict(act='relu'), "act must be one of .*got 'relu'"),
+        (dict(ffn='glu'), "ffn must be one of .*got 'glu'"),
+        (dict(ffn='swiglu', act='gelu'), "act='gelu' has no effect with ffn='swiglu'"),
+        (dict(ffn='mix', act='quick_gelu'), "act='quick_gelu' has no effect with ffn='mix'"),
+        (dict(rotary=dict(rescale=0)), 'rotary.rescale must be a finite number of at least 1'),
+        (dict(rotary='yes'), "rotary must be True, False or a dict .*got 'yes'"),
+        (dict(rotary=3.5), 'rotary must be True, False or a dict .*got 3.5'),
     ],
 )
 def test_bad_options(kwargs, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         build(**kwargs)
+    assert '\n' not in str(error.value)
 
 
 def test_pyramid_equals_the_formula():
@@ -288,6 +298,7 @@ def test_initial_values_of_deit(cls_token_from):
 
 
 SIZES = ((48, 48), (50, 70), (9, 120), (33, 16))
+FOUNDATION = dict(num_registers=2, rotary=dict(), layer_scale_init=0.1, ffn='swiglu')
 
 
 @pytest.mark.parametrize(
@@ -297,11 +308,15 @@ SIZES = ((48, 48), (50, 70), (9, 120), (33, 16))
         (['MALA', 'SoftmaxAttention', 'RWGKA'], dict(out_indices=(0, 2), ffn='mix')),
         (['GatedPositionalAttention'] * 2 + ['RALA'], dict(cls_token_from=2, out_type='cls_token')),
         ('LinearAttention', dict(with_cls_token=False, out_type='avg_featmap', pos_embed=False)),
+        ('MALA', FOUNDATION),
+        ('MALA', dict(FOUNDATION, cls_token_from=1)),
+        ('CoreAttention', dict(num_registers=1)),
+        ('TTTAttention', dict(arch=dict(TINY, cpe=True), num_registers=2, pos_embed=False)),
     ],
 )
 def test_images_of_different_sizes_as_each_alone(attn_cfg, options):
-    model = randomise(build(attn_cfg=attn_cfg, **options)).eval()
-    images = [torch.randn(3, *size) for size in SIZES]
+    model = randomise(build(attn_cfg=attn_cfg, **options)).double().eval()
+    images = [torch.randn(3, *size, dtype=torch.float64) for size in SIZES]
     packed, alone = model(images), [model(image[None]) for image in images]
     parameters = [*model.parameters()]
     grads = []
@@ -309,14 +324,14 @@ def test_images_of_different_sizes_as_each_alone(attn_cfg, options):
         assert isinstance(out, list) == (model.out_type == 'featmap') and len(out) == len(images)
         for j, single in enumerate(alone):
             found = out[j] if isinstance(out, list) else out[j : j + 1]
-            torch.testing.assert_close(found, single[i], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found, single[i], rtol=1e-10, atol=1e-11)
     for outs in (packed[-1], [out[-1] for out in alone]):
         total = sum(out.square().mean() for out in outs)
         grads.append(torch.autograd.grad(total, parameters, allow_unused=True))
     for a, b in zip(*grads):
         assert (a is None) == (b is None)
         if a is not None:
-            assert (a - b).norm() <= 1e-4 * b.norm() + 1e-6
+            assert (a - b).norm() <= 1e-9 * b.norm() + 1e-11
 
 
 @pytest.mark.long

@@ -5,8 +5,17 @@ import torch
 from torch import Tensor
 
 from mmlinattn.models.layers import BaseAttention, TokenLayout
+from tests.recordings import assert_near
 
 DIM, HEADS = 8, 2
+
+
+def assert_near_exact(out, leaves, expected, exact, bound):
+    """Compare an output and its gradients with those in float64, by the norm of the difference."""
+    grad = torch.randn_like(out)
+    found = [out, *torch.autograd.grad(out, leaves, grad)]
+    wanted = [expected, *torch.autograd.grad(expected, exact, grad.double())]
+    assert_near([x.double() for x in found], wanted, bound)
 
 
 @pytest.fixture

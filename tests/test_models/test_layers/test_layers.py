@@ -13,6 +13,8 @@ from mmlinattn.models.layers import (
     tokens_to_map,
 )
 
+from .conftest import assert_near_exact
+
 
 def test_softmax_attention_equals_the_formula():
     q, k, v = torch.randn(3, 2, 2, 7, 8, dtype=torch.float64)
@@ -76,14 +78,7 @@ def test_local_position_and_gate_with_gradients(hw, channels, size, dtype, toler
     exact = [t.detach().double().requires_grad_() for t in leaves]
     parts = exact[1].chunk(4, -1)
     expected = local_by_hand(exact[0], parts[2], parts[3] if gate else None, *exact[2:], hw)
-    grad = torch.randn_like(got)
-    pairs = [(got, expected)]
-    pairs += zip(
-        torch.autograd.grad(got, leaves, grad),
-        torch.autograd.grad(expected, exact, grad.double()),
-    )
-    for i, (a, b) in enumerate(pairs):
-        assert ((a.double() - b).norm() / b.norm()).item() < tolerance, i
+    assert_near_exact(got, leaves, expected, exact, tolerance)
 
 
 def test_local_position_reads_no_padding_and_skips_extra_tokens():
