@@ -8,50 +8,55 @@ from mmlinattn.models import backbones
 from mmlinattn.models.backbones import TransformerBlock
 from tests.more_rules import small_options
 
-# Options, tolerance, width of a classifier's head of 1,000 classes or 0, and millions of parameters
-# by architecture, of papers and released code. A projected gate gives Swin-S with RALA 53.7 M.
+# Options, tolerance, hidden channels of a classifier of 1,000 classes (None: no classifier, 0: a
+# linear one) and millions of parameters by architecture, of papers and released code. A projected
+# gate gives Swin-S with RALA 53.7 M.
 RALA = dict(attn_cfg=dict(type='RALA', gate='identity'))
-LAST = dict(out_indices=(3,))
+LAST, NO_NORM = dict(out_indices=(3,)), dict(out_norm=False)
 PARAMETERS = [
-    ('ViT', {}, 0.01, True, dict(b16=86.57, b32=88.22, l16=304.33, h14=632.05)),
-    ('ViT', {}, 0.01, True, {'deit-t': 5.72, 'deit-s': 22.05, 'deit-b': 86.57}),
-    ('ViT', {}, 0.06, False, {
+    ('ViT', {}, 0.01, 0, dict(b16=86.57, b32=88.22, l16=304.33, h14=632.05)),
+    ('ViT', {}, 0.01, 0, {'deit-t': 5.72, 'deit-s': 22.05, 'deit-b': 86.57}),
+    ('ViT', {}, 0.06, None, {
         'dinov2-s': 22.06, 'dinov2-b-reg': 86.58, 'dinov2-l': 304.37, 'dinov2-g': 1136.48,
         'dinov3-s': 21.6, 'dinov3-s-plus': 28.7, 'dinov3-b': 85.7, 'dinov3-l': 303.1,
         'dinov3-h-plus': 840.6, 'deit3-s': 21.67, 'clip-b16': 85.8, 'clip-l14': 303.2,
         'siglip-b16': 85.8,
     }),
-    ('CvT', dict(out_indices=(2,)), 0.3, True, {'13': 20.0, '21': 31.6, 'w24': 277}),
-    ('ViL', LAST, 0.06, True, {
+    ('CvT', dict(out_indices=(2,)), 0.3, 0, {'13': 20.0, '21': 31.6, 'w24': 277}),
+    ('ViL', LAST, 0.06, 0, {
         'tiny': 6.7, 'small': 24.6, 'medium': 39.7, 'medium-wide': 39.8, 'base': 55.7,
         'base-wide': 79.0,
     }),
-    ('Swin', LAST, 0.01, True, dict(t=28.29, s=49.61, b=87.77)),
-    ('Swin', dict(LAST, **RALA), 0.01, True, dict(t=28.38, s=49.79)),
-    ('MLLA', {}, 5e-7, False, dict(tiny=23.880096, small=42.502944, base=95.216304)),
-    ('MLLA', LAST, 5e-7, True, dict(tiny=24.392200, small=43.015048, base=95.983960)),
-    ('HViTTT', {}, 5e-4, False, dict(tiny=28.192, small=53.850, base=93.730)),
-    ('ViT', dict(attn_cfg='TTTAttention'), 5e-4, True, {
+    ('Swin', LAST, 0.01, 0, dict(t=28.29, s=49.61, b=87.77)),
+    ('Swin', dict(LAST, **RALA), 0.01, 0, dict(t=28.38, s=49.79)),
+    ('MLLA', {}, 5e-7, None, dict(tiny=23.880096, small=42.502944, base=95.216304)),
+    ('MLLA', LAST, 5e-7, 0, dict(tiny=24.392200, small=43.015048, base=95.983960)),
+    ('HViTTT', {}, 5e-4, None, dict(tiny=28.192, small=53.850, base=93.730)),
+    ('ViT', dict(attn_cfg='TTTAttention'), 5e-4, 0, {
         'vittt-t': 6.149, 'vittt-s': 23.799, 'vittt-b': 90.056,
     }),
-    ('ViT', dict(attn_cfg='CoreAttention'), 5e-4, False, {
+    ('ViT', dict(attn_cfg='CoreAttention'), 5e-4, None, {
         'veca-s': 21.629, 'veca-s-plus': 28.719, 'veca-b': 85.725, 'veca-l': 303.195,
     }),
-    ('MixTransformer', {}, 0.05, False, dict(b0=3.3, b1=13.2, b2=24.2, b3=44.1, b4=60.8, b5=81.4)),
+    ('MixTransformer', {}, 0.05, None, dict(b0=3.3, b1=13.2, b2=24.2, b3=44.1, b4=60.8, b5=81.4)),
+    ('MAViT', NO_NORM, 6e-4, None, dict(tiny=13.345, small=24.039, base=46.689, large=93.559)),
+    ('MAViT', NO_NORM, 6e-4, 2048, dict(tiny=16.449, small=27.143, base=49.793)),
+    ('MAViT', NO_NORM, 6e-4, 2560, dict(large=97.766)),
 ]  # fmt: skip
 KINDS = [backbones.RAVLT, backbones.Swin, backbones.MixTransformer, backbones.CvT,
          backbones.ViL, backbones.ViT]  # fmt: skip
 
 
-@pytest.mark.parametrize(('kind', 'options', 'tolerance', 'head', 'millions'), PARAMETERS)
-def test_parameters(kind, options, tolerance, head, millions):
+@pytest.mark.parametrize(('kind', 'options', 'tolerance', 'hidden', 'millions'), PARAMETERS)
+def test_parameters(kind, options, tolerance, hidden, millions):
     for arch, expected in millions.items():
         with torch.device('meta'):
             model = getattr(backbones, kind)(arch=arch, **options)
         dims = model.arch['embed_dims']
+        channels = dims if isinstance(dims, int) else dims[-1]
         count = sum(value.numel() for value in model.parameters())
-        if head:
-            count += 1000 * ((dims if isinstance(dims, int) else dims[-1]) + 1)
+        if hidden is not None:  # with a batch norm behind the hidden layer
+            count += hidden * (channels + 3) + 1000 * ((hidden or channels) + 1)
         assert abs(count / 1e6 - expected) <= tolerance * (4 if arch == 'w24' else 1), arch
 
 
