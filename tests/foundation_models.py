@@ -25,6 +25,13 @@ GATED = dict(ffn='swiglu', mlp_ratio=2.5)
 BICUBIC, ANTIALIAS = dict(pos_resize='bicubic'), dict(pos_resize='antialias')
 
 
+def randomise(module):
+    """Fill all parameters with random numbers, since many initial values are 0."""
+    for value in module.parameters():
+        torch.nn.init.normal_(value, std=0.2)
+    return module
+
+
 def renamed(state_dict: dict, *pairs: Tuple[str, str]) -> dict:
     """Replace regular expressions in the names of weights."""
     names = {}

@@ -9,6 +9,7 @@ from mmlinattn.checkpoints.converters import convert
 from mmlinattn.engine.model import quiet
 from mmlinattn.models.backbones import Swin, ViT
 from mmlinattn.models.necks import SimpleFeaturePyramid
+from tests.foundation_models import randomise
 from tests.recordings import assert_near, below
 from tests.sizes import LONG
 
@@ -27,13 +28,6 @@ def reference_model(**kwargs):
     model = VisionTransformer(arch, img_size=48, patch_size=8, **kwargs)
     model.eval()
     return model
-
-
-def randomise(module):
-    """Fill all parameters with random numbers, since many initial values are 0."""
-    for value in module.parameters():
-        torch.nn.init.normal_(value, std=0.2)
-    return module
 
 
 # 50 x 70 pixels: patches are padded and positions resized.

@@ -19,14 +19,8 @@ ATTENTIONS = ('SoftmaxAttention', 'LinearAttention', 'RippleAttention')
 def sample(height, width, batch_shape=None, boxes=()):
     """Return a data sample with boxes of class 1."""
     shape = (height, width)
-    out = DetDataSample(
-        metainfo=dict(
-            img_shape=shape,
-            ori_shape=shape,
-            batch_input_shape=batch_shape or shape,
-            scale_factor=(1.0, 1.0),
-        )
-    )
+    meta = dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
+    out = DetDataSample(metainfo=dict(meta, batch_input_shape=batch_shape or shape))
     boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
     out.gt_instances = InstanceData(bboxes=boxes, labels=torch.ones(len(boxes), dtype=torch.long))
     return out

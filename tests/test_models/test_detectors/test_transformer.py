@@ -197,18 +197,14 @@ def test_dropout_in_training_only():
         (lambda: SMCADecoder(1, dict(SIZES), stride=0), ValueError, 'stride .* got 0'),
         (lambda: SMCADecoderLayer(30, 4), ValueError, 'embed_dims=30 .* num_heads=4'),
         (lambda: SMCAEncoder(1, dict(SIZES, attn_cfg='RALLA')), KeyError, "'RALLA' is not"),
-        (
-            lambda: SMCADecoder(1, dict(SIZES))(
-                torch.zeros(1, 7, C),
-                torch.zeros(1, 7, C),
-                Memory(torch.zeros(1, 29, C), HW, torch.zeros(1, 29, C)),
-                torch.ones(1, 2),
-            ),
-            ValueError,
-            r'hw_shape=\(5, 6\) has 30 positions but memory has 29',
-        ),
     ],
 )
-def test_bad_input(call, error, message):
+def test_bad_options(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_memory_of_another_map(decoder):
+    query, memory = tokens(n=7), Memory(tokens(n=29), HW, tokens(n=29))
+    with pytest.raises(ValueError, match=r'hw_shape=\(5, 6\) has 30 positions but memory has 29'):
+        decoder(query, query, memory, torch.ones(2, 2))
