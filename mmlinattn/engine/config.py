@@ -21,16 +21,7 @@ from ..utils.suggest import did_you_mean
 from .config_files import config_file
 from .preflight.data import annotation_path
 from .preflight.old_configs import check_not_old
-from .preflight.options import check_options
-
-TOP_LEVEL = {
-    'work_dir', 'load_from', 'resume', 'randomness', 'auto_scale_lr', 'train_cfg', 'val_cfg',
-    'test_cfg', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
-    'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
-    'visualizer', 'log_processor', 'log_level', 'launcher', 'env_cfg', 'experiment_name',
-    'default_scope', 'data_preprocessor', 'model_wrapper_cfg', 'find_unused_parameters', 'compile',
-    'runner_type', 'strategy', 'model', 'tta_model', 'tta_pipeline', 'custom_imports',
-}  # fmt: skip
+from .preflight.options import TOP_LEVEL, check_options
 
 DICTS = (
     'model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'optim_wrapper',

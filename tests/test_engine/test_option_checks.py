@@ -77,6 +77,14 @@ def test_numbers_in_quotes(root, option, value):
          r"test_cfg.stride .* is None: mode='slide' needs stride=\(height, width\)"),
         ('det', {'model.backbone.init_cfg': dict(type='Kaiming', layer='Conv2d', checkpoint='a')},
          r"init_cfg of the config has no option 'checkpoint'.*init_cfg=dict\(_delete_=True"),
+        ('seg', {'model.backbone.init_cfg': dict(type='pretrained', checkpoint='a')},
+         r"backbone.init_cfg.type of the config is 'pretrained'; did you mean Pretrained\?$"),
+        ('seg', {'optim_wrapper.optimizer.type': 'AdamWW'}, "'AdamWW'; did you mean AdamW\\?$"),
+        ('seg', {'optim_wrapper.optimizer.type': 'sgdd'}, "'sgdd'; did you mean SGD\\?$"),
+        ('seg', {'optim_wrapper.optimizer.type': 'Mine'}, "'Mine', which is not registered$"),
+        ('seg', {'model.type': 'EncoderDecodr'}, r'model.type .*; did you mean EncoderDecoder\?$'),
+        ('det', {'model.backbone.type': 'ravltt'}, r'model.backbone.type .* mean RAVLT\?$'),
+        ('cls', {'custom_hooks': [dict(type='EMAHok')]}, r'hooks\[0\].type .* mean EMAHook\?$'),
     ],
 )  # fmt: skip
 def test_values_that_fail_later(root, task, options, message):
@@ -182,6 +190,8 @@ def test_a_part_beside_the_model():
         ('default_hooks.mine', dict(type='EMAHook')),
         ('param_scheduler.0.convert_to_iter_based', True),
         ('optim_wrapper.clip_grad.type', 'value'),
+        ('model.test_cfg.mine', dict(type='conv')),  # as in MMDetection's FPG, no class
+        ('model.test_cfg.other', dict(_scope_='mmseg', head=dict(type='RetinaNett'))),
     ],
 )
 def test_what_may_be_read_passes(root, option, value):
@@ -192,7 +202,8 @@ def test_what_may_be_read_passes(root, option, value):
 
 
 def test_without_a_framework_types_are_left_to_the_builders():
-    check_options(Config(dict(model=dict(type='FPM'))))
+    check_options(Config(dict(model=dict(type='FPM', neck=dict(type='FPN')))))  # not FFN
+    check_options(Config(dict(default_scope='mmnone', model=dict(neck=dict(type='FPN')))))
 
 
 def test_one_letter():

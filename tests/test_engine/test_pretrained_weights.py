@@ -70,3 +70,11 @@ def test_a_resumed_training_needs_no_initial_weights(tmp_path, monkeypatch):
     cfg.merge_from_dict(dict(load_from=None))  # --resume before the first checkpoint
     with pytest.raises(FileNotFoundError, match='mit-b0-rwgka_in1k.pth'):
         check(cfg, MODELS.build(cfg.model))
+
+
+def test_an_init_cfg_without_its_checkpoint():
+    cfg = load_config(NAME)
+    cfg.model.backbone.init_cfg = dict(type='Pretrained')
+    wrong = "model.backbone.init_cfg has type='Pretrained', which needs checkpoint=FILE$"
+    with pytest.raises(ValueError, match=wrong):
+        check(cfg, MODELS.build(cfg.model))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from itertools import product
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import mmengine.registry
 from mmengine.config import Config
@@ -85,6 +85,17 @@ COUNTS = {'base_batch_size', 'batch_size', 'max_epochs', 'max_iters', 'val_inter
 BUILDERS = {'type', '_scope_', '_delete_', 'convert_to_iter_based', 'override'}
 PARTS = ('backbone', 'neck', 'encoder', 'decoder', 'decode_head', 'bbox_head', 'roi_head')
 POPPED = {'pretrained'}  # by models of the frameworks, from the config of a part
+# Dicts whose type can only be registered. Other dicts may name, in small letters, no class.
+BUILT = ('model', 'backbone', 'init_cfg', 'optimizer')
+# Names that MMEngine's Runner or the commands read.
+TOP_LEVEL = {
+    'work_dir', 'load_from', 'resume', 'randomness', 'auto_scale_lr', 'train_cfg', 'val_cfg',
+    'test_cfg', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
+    'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
+    'visualizer', 'log_processor', 'log_level', 'launcher', 'env_cfg', 'experiment_name',
+    'default_scope', 'data_preprocessor', 'model_wrapper_cfg', 'find_unused_parameters', 'compile',
+    'runner_type', 'strategy', 'model', 'tta_model', 'tta_pipeline', 'custom_imports',
+}  # fmt: skip
 
 
 def check_options(cfg: Config) -> None:
@@ -96,7 +107,7 @@ def check_options(cfg: Config) -> None:
     Raises:
         TypeError: an option is misspelt, a number is in quotes, or a part of the model is beside
             ``model``; the message gives its place and what to write.
-        ValueError: a value is out of its range.
+        ValueError: a value is out of its range, or a type is misspelt.
 
     Example:
         >>> check_options(Config(dict(auto_scale_lr=dict(enabel=True))))
@@ -114,13 +125,33 @@ def check_options(cfg: Config) -> None:
             )
     scope = cfg.get('default_scope') or 'mmengine'
     kinds: Dict[str, Set[Any]] = {}  # found in this call; more types may be registered later
+    is_installed = cfg.get('default_scope') in {r.scope for r in _registries(scope)}
+    scoped: List[str] = []  # places whose types are of another framework
     for place, node in dicts(cfg._cfg_dict.to_dict()):
         if place and not place.startswith(LOGGERS):
             _check_values(place, node)
         found = _accepted(place, node, scope, kinds) if place else None
+        kind = node.get('type')
+        scoped += [place] if node.get('_scope_', scope) != scope else []
+        is_read = re.split(r'\W', place)[0] in TOP_LEVEL and not place.startswith(tuple(scoped))
+        if isinstance(kind, str) and kinds.get(kind) == set() and is_installed and is_read:
+            _check_type(place, kind, scope)
         unknown = sorted({str(key) for key in node} - found[0]) if found else []
         if found and unknown:
             _check_unknown(place, node, unknown, *found)
+
+
+def _check_type(place: str, kind: str, scope: str) -> None:
+    """Raise ValueError if a type that is not registered is misspelt or of an optimizer."""
+    key = key_of(place)
+    found = [r for r in _registries(scope) if key != 'optimizer' or r.name == key]
+    names = {name for registry in found for name in registry.module_dict}
+    meant = nearest(kind, names) if key in BUILT or kind[:1].isupper() else None
+    hint = f'; did you mean {meant}?' if meant else ''
+    if key == 'optimizer':  # the constructors of optimizers do not name it
+        hint = hint or did_you_mean(kind, names) or ', which is not registered'
+    if hint:
+        raise ValueError(f'{place}.type of the config is {kind!r}{hint}')
 
 
 def _check_values(place: str, node: dict) -> None:
@@ -207,6 +238,8 @@ def _type_name(node: dict) -> str:
 def nearest(name: str, names: Iterable[str]) -> Optional[str]:
     """Return the name that differs by one letter (added, removed, replaced) or one swap, or None.
 
+    Capitals and small letters are the same.
+
     Example:
         >>> nearest('iou_metric', ['prefix', 'iou_metrics'])
         'iou_metrics'
@@ -216,11 +249,12 @@ def nearest(name: str, names: Iterable[str]) -> Optional[str]:
 
 
 def _one_letter_away(a: str, b: str) -> bool:
+    a, b = a.lower(), b.lower()
     while a and b and a[0] == b[0]:
         a, b = a[1:], b[1:]
     while a and b and a[-1] == b[-1]:
         a, b = a[:-1], b[:-1]
-    return max(len(a), len(b)) == 1 or (len(a) == 2 and a == b[::-1])
+    return max(len(a), len(b)) <= 1 or (len(a) == 2 and a == b[::-1])
 
 
 @cache

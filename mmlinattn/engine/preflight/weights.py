@@ -79,7 +79,9 @@ def _check_classes(cfg: Config, meta: dict, split: str, fatal: bool) -> None:
 
 
 def _check_pretrained(name: str, module: BaseModule, init: dict) -> None:
-    source = init['checkpoint']
+    source = init.get('checkpoint')
+    if not source:
+        raise ValueError(f"model.{name} has type='Pretrained', which needs checkpoint=FILE")
     try:
         content = read_checkpoint(source)
     except FileNotFoundError as error:
