@@ -21,7 +21,7 @@ from ..utils.suggest import did_you_mean
 from .config_files import config_file
 from .preflight.data import annotation_path
 from .preflight.old_configs import check_not_old
-from .preflight.options import TOP_LEVEL, check_options
+from .preflight.options import TOP_LEVEL, check_options, nearest
 
 DICTS = (
     'model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'optim_wrapper',
@@ -39,8 +39,8 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
 
     Raises:
         FileNotFoundError: no such config.
-        ValueError: MMEngine's Runner does not know the first part of an option and would silently
-            ignore it, or an address has a user or a password.
+        ValueError: MMEngine's Runner does not know the first part of an option, or a section of the
+            file, and would silently ignore it, or an address has a user or a password.
         TypeError, KeyError: see :func:`check_structure` and
             :func:`.preflight.options.check_options`.
     """
@@ -65,6 +65,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         raise _prefix_error(error, path) from error
     check_not_old(cfg)
     import_framework(cfg)
+    _check_names(cfg, path)
     for option in cfg_options or {}:
         _check_override(option, cfg)
     if cfg_options:
@@ -145,6 +146,15 @@ def _onedl_mmseg_found() -> Iterator[None]:
         yield
     finally:
         MODULE2PACKAGE['mmseg'] = name
+
+
+def _check_names(cfg: Config, path: str) -> None:
+    """Raise ValueError for a misspelt section of a config, unless it is used as a variable."""
+    for name in sorted({*cfg} - TOP_LEVEL - {'models'}):  # a variable of MMSegmentation's BiSeNetV2
+        meant = nearest(name, TOP_LEVEL)
+        assigned = re.findall(rf'^[ \t"\']*{name}["\']?\s*[=:]', cfg.text, re.MULTILINE)
+        if meant and assigned and len(assigned) == len(re.findall(rf'\b{name}\b', cfg.text)):
+            raise ValueError(f'config {path}: nothing reads {name!r}; did you mean {meant}?')
 
 
 def _check_override(option: str, cfg: Config) -> None:

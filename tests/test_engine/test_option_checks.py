@@ -98,6 +98,33 @@ def test_init_cfg_with_an_override(root):
     assert cfg.model.decode_head.init_cfg == part
 
 
+@pytest.mark.parametrize(
+    'name, meant',
+    [
+        ('load_form', 'load_from'),
+        ('optim_wraper', 'optim_wrapper'),
+        ('train_datalaoder', 'train_dataloader'),
+        ('custom_hook', 'custom_hooks'),
+        ('randomnes', 'randomness'),
+        ('param_schedulers', 'param_scheduler'),
+    ],
+)
+def test_a_misspelt_section_of_a_file(root, tmp_path, name, meant):
+    (tmp_path / 'base.py').write_text(f'_base_ = {str(root / CONFIGS["seg"])!r}\n{name} = None\n')
+    config = tmp_path / 'mine.py'
+    config.write_text("_base_ = 'base.py'\n")
+    with pytest.raises(ValueError, match=f"{config}: nothing reads '{name}'; .* mean {meant}.$"):
+        load_config(str(config))
+    (tmp_path / 'mine.json').write_text(f'{{"_base_": "base.py",\n "{name}": 1}}')
+    with pytest.raises(ValueError, match=f"mine.json: nothing reads '{name}'"):
+        load_config(str(tmp_path / 'mine.json'))
+    config.write_text(f"_base_ = 'base.py'\nwork_dir = {{{{_base_.{name}}}}}\n")
+    load_config(str(config))  # a variable
+    config.write_text("_base_ = 'base.py'\nripple = dict(n=1)\nimg_scale = 2\nload = ripple\n")
+    with pytest.raises(ValueError, match=f"nothing reads '{name}'"):
+        load_config(str(config))
+
+
 def test_texts_that_are_no_numbers_of_the_run(root, tmp_path):
     config = tmp_path / 'mine.py'
     config.write_text(
