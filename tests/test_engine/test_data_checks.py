@@ -69,6 +69,13 @@ def test_a_folder_without_its_slash_and_one_that_is_not_there(root):
     cfg.train_dataloader.dataset.data_root = f'{root}cityscapes'
     with pytest.raises(FileNotFoundError, match=f"end data_root with a slash: '{root}/'"):
         check_data(cfg, 'train_dataloader')
+    cfg.train_dataloader.dataset.data_root = f'{root}/cityscapes'
+    cfg.train_dataloader.dataset.data_prefix.img_path = 'leftImg8bit/trian'
+    names = ', '.join(sorted(os.listdir(root / 'cityscapes/leftImg8bit')))
+    with pytest.raises(
+        FileNotFoundError, match=f'; {root}/cityscapes/leftImg8bit has {names}; make'
+    ):
+        check_data(cfg, 'train_dataloader')
     cfg.train_dataloader.dataset.data_root = str(root.parent / 'parts')
     with pytest.raises(FileNotFoundError, match='set data_root of every data loader and ann_file'):
         check_data(cfg, 'train_dataloader')

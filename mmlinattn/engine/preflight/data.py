@@ -15,6 +15,7 @@ from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import Finding
 from ...utils import dicts, nodes
 from ...utils.redact import RedactedError
+from ...utils.suggest import shorten
 
 # Instructions for a missing data set, by the data_root of its configs.
 DATA_HINTS = {
@@ -82,7 +83,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
                 if path and '://' not in path and not osp.exists(path):
                     raise FileNotFoundError(
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
-                        + _data_hint(root or path)
+                        + _data_hint(root or path, path)
                     )
             for _, text in nodes(dataset):
                 if isinstance(text, str) and osp.isfile(osp.join(root, text)):
@@ -101,17 +102,20 @@ def _check_plain(path: str) -> None:
         raise DataError(f'{path} is refused: {error}') from error
 
 
-def _data_hint(root: str) -> str:
-    hints = {Path(path).name: hint for path, hint in DATA_HINTS.items()}
+def _data_hint(root: str, path: str) -> str:
+    last = next((base for base in Path(path).parents if base.is_dir()), Path(root))
+    there = f'{last} has {shorten(sorted(os.listdir(last)))}' if osp.isdir(root) else ''
+    hints = {Path(name).name: hint for name, hint in DATA_HINTS.items()}
     # Match outer folders first: data/shapes/coco is Shapes, not COCO.
     for base in (*reversed(Path(root).parents), Path(root)):
         if base.name in hints:
-            return hints[base.name].format(root=base)
+            return '; '.join(filter(None, [there, hints[base.name].format(root=base)]))
     for i in range(1, len(root)):
         folder, file = root[:i], root[i:]
-        if osp.isdir(folder) and file[0] != '/' and osp.exists(f'{folder}/{file}'):
+        is_split = '/' not in (folder[-1], file[0])
+        if is_split and osp.isdir(folder) and osp.exists(f'{folder}/{file}'):
             return f'end data_root with a slash: {folder + "/"!r}'
-    return (
+    return there or (
         'set data_root of every data loader and ann_file of every evaluator (docs/own_data.md); '
         'public sets: docs/datasets.md'
     )
