@@ -12,7 +12,7 @@ from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..engine import config
 from ..engine.distributed import launch
 from ..engine.model import unwrapped
-from ..engine.preflight.run import check_run
+from ..engine.preflight.run import check_run, check_sections
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..utils import check_writable
@@ -24,6 +24,7 @@ from .train import KNOWN
 def prepare(args: argparse.Namespace) -> PluginRunner:
     """Check config, data and weights, and return the runner of the test."""
     cfg = config.load_config(args.config, args.cfg_options)
+    check_sections(cfg, 'test')
     config.set_work_dir(cfg, args.config, args.work_dir)
     launch.set_launcher(cfg, args.launcher)
     if args.show_dir is not None:

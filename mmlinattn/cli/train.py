@@ -13,7 +13,7 @@ from ..engine import config
 from ..engine.distributed import launch
 from ..engine.hooks.preemption_hook import Preempted
 from ..engine.preflight.data import DataError
-from ..engine.preflight.run import check_run
+from ..engine.preflight.run import check_run, check_sections
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training
@@ -29,6 +29,7 @@ KNOWN = (CheckpointError, DataError, InputError, OSError)
 def prepare(args: argparse.Namespace) -> PluginRunner:
     """Check config, data and weights, and return the runner of the training."""
     cfg = config.load_config(args.config, args.cfg_options)
+    check_sections(cfg, 'train')
     config.set_work_dir(cfg, args.config, args.work_dir)
     problems = check_run(cfg, 'train', 'val')
     check_writable(Path(cfg.work_dir) / 'config.py')

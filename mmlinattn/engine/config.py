@@ -4,6 +4,7 @@ import importlib.util
 import os.path as osp
 import re
 import sys
+import traceback
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -16,6 +17,7 @@ from mmengine.registry import init_default_scope
 from mmengine.utils import import_modules_from_strings
 
 from ..utils import dicts, has_user, nodes, redacted
+from ..utils.command_line import error_text
 from ..utils.messages import known_messages_hidden
 from ..utils.suggest import did_you_mean
 from .config_files import config_file
@@ -39,8 +41,9 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
 
     Raises:
         FileNotFoundError: no such config.
-        ValueError: MMEngine's Runner does not know the first part of an option, or a section of the
-            file, and would silently ignore it, or an address has a user or a password.
+        ValueError: the code of the file fails, MMEngine's Runner does not know the first part of an
+            option or a section of the file, and would silently ignore it, or an address has a user
+            or a password.
         TypeError, KeyError: see :func:`check_structure` and
             :func:`.preflight.options.check_options`.
     """
@@ -63,6 +66,13 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         if not str(error).startswith('mmengine does not support to load'):
             raise
         raise _prefix_error(error, path) from error
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f for f in frames if f.name == '<module>']  # of the config or a base
+        if not lines:
+            raise
+        where = f'config {lines[0].filename}, line {lines[0].lineno}'
+        raise ValueError(f'{where}: {type(error).__name__}: {error_text(error)}') from error
     check_not_old(cfg)
     import_framework(cfg)
     _check_names(cfg, path)

@@ -92,9 +92,12 @@ def test_option_that_nothing_reads(train, option, message):
         ('model.backbone.arch.dims=7', ValueError, "unknown keys .*'dims'"),
         ("model.backbone.attn_cfg=['RALA','RALA','RALA','lin']", KeyError, "'lin' is not reg"),
         ('model.backbone.arch.num_heads=(1,2,4,3)', ValueError, 'embed_dims=256 .*num_heads=3'),
+        ('model.decode_head=dict(_delete_=True)', ValueError, 'model.decode_head .* has no type$'),
+        ('model.decode_head.in_channels=[16,32]', ValueError, 'one number of channels for each'),
+        ('optim_wrapper=None', ValueError, 'config .*py has no optim_wrapper: set '),
     ],
 )
-def test_unknown_or_unfit_options_of_the_backbone(train, option, error, message):
+def test_unknown_or_unfit_options_and_missing_ones(train, option, error, message):
     with pytest.raises(error, match=message):
         train(option)
 

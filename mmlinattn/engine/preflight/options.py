@@ -162,6 +162,12 @@ def _check_values(place: str, node: dict) -> None:
             raise TypeError(f'{option} of the config is the text {value!r}: write {cure}')
         if name in COUNTS and isinstance(value, (int, float)) and value < 1:
             raise ValueError(f'{option} of the config is {value}, but at least 1 is needed')
+    levels: List[Any] = [node.get(name) for name in ('in_channels', 'in_index')]
+    if all(isinstance(each, (list, tuple)) for each in levels) and len({*map(len, levels)}) > 1:
+        raise ValueError(
+            f'{place}.in_channels of the config is {levels[0]}, {place}.in_index {levels[1]}: give '
+            'one number of channels for each index'
+        )
     if node.get('mode') == 'slide' and place == 'model.test_cfg':
         for name in ('crop_size', 'stride'):
             if not isinstance(node.get(name), (list, tuple)):
