@@ -190,7 +190,8 @@ def _problems(
             yield kind, f'bbox is {box}, its image {width} wide and {height} high', False
     mask = record.get('segmentation')
     if masks and not mask and not record.get('ignore'):
-        yield 'mask', 'has none, but masks are trained: for boxes alone use no mask head', True
+        what = 'has no segmentation, but masks are trained: for boxes alone use no mask head'
+        yield 'mask', what, True
     elif masks and mask and height:
         kind, what = _mask_fault(mask, (height, width))
         if what:
