@@ -226,7 +226,8 @@ def check_complete(source: PathLike, report: LoadReport) -> None:
         text = '; '.join(str(report).splitlines())
         cure = 'give the config it was trained with'
         if all(name.startswith('backbone.') for name in (*report.matched, *report.unexpected)):
-            cure = 'it has weights of a backbone, which are named in model.backbone.init_cfg'
+            cure = 'it has weights of a backbone, from which a training can start '
+            cure += '(model.backbone.init_cfg); give a checkpoint of the whole model'
         raise CheckpointError(f'{source} is not of this whole model ({text}): {cure}')
 
 
@@ -271,7 +272,10 @@ def _prefix_hint(
         init = f"dict(type='Pretrained', checkpoint='{source}', prefix={prefixes[0]!r})"
         init = init.replace(", prefix=''", '')
         if part:
-            return f'. They are of its backbone: set model.backbone.init_cfg={init}'
+            return (
+                '. They are of its backbone. A test or prediction needs a checkpoint of the whole '
+                f'model; a training starts from them by model.backbone.init_cfg={init}'
+            )
         if prefixes == ['']:
             return '. They have no prefix: leave that of init_cfg out'
         behind = ' or '.join(map(repr, prefixes))
