@@ -203,6 +203,15 @@ def test_an_option_of_an_attention():
         check_options(cfg)
 
 
+@pytest.mark.parametrize('name', ['patch_size', 'final_norm', 'depth'])
+def test_keys_of_the_architecture(name):
+    cfg = Config(dict(model=dict(backbone=dict({name: 8}, type='ViT', arch='deit-t'))))
+    with pytest.raises(
+        TypeError, match=rf"{name}', which is a key of arch=dict\({name}=..., ...\)"
+    ):
+        check_options(cfg)
+
+
 def test_a_part_beside_the_model():
     part = dict(type='RAVLT', arch='tiny')
     for model in (

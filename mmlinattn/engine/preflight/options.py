@@ -138,6 +138,9 @@ def check_options(cfg: Config) -> None:
             _check_type(place, kind, scope)
         unknown = sorted({str(key) for key in node} - found[0]) if found else []
         if found and unknown:
+            _check_architecture(
+                place, unknown, kinds.get(kind, ()) if isinstance(kind, str) else ()
+            )
             _check_unknown(place, node, unknown, *found)
 
 
@@ -175,6 +178,16 @@ def _check_values(place: str, node: dict) -> None:
                     f"{place}.{name} of the config is {node.get(name)}: mode='slide' needs "
                     f'{name}=(height, width)'
                 )
+
+
+def _check_architecture(place: str, unknown: Sequence[str], kinds: Iterable[Any]) -> None:
+    """Raise TypeError if the unknown option of a backbone is a key of its architecture."""
+    for kind, name in product(kinds, unknown if len(unknown) == 1 else ()):
+        if name in (*getattr(kind, 'arch_required', ()), *getattr(kind, 'arch_defaults', ())):
+            raise TypeError(
+                f'{place} of the config has no option {name!r}, which is a key of '
+                f'arch=dict({name}=..., ...)'
+            )
 
 
 def _check_unknown(
