@@ -18,7 +18,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..utils import dicts, has_user, nodes, redacted
 from ..utils.command_line import error_text
-from ..utils.messages import known_messages_hidden
+from ..utils.messages import known_messages_hidden, log_warning
 from ..utils.suggest import did_you_mean
 from .config_files import config_file
 from .preflight.data import annotation_path
@@ -162,9 +162,15 @@ def _check_names(cfg: Config, path: str) -> None:
     """Raise ValueError for a misspelt section of a config, unless it is used as a variable."""
     for name in sorted({*cfg} - TOP_LEVEL - {'models'}):  # a variable of MMSegmentation's BiSeNetV2
         meant = nearest(name, TOP_LEVEL)
+        if not meant:
+            continue
         assigned = re.findall(rf'^[ \t"\']*{name}["\']?\s*[=:]', cfg.text, re.MULTILINE)
-        if meant and assigned and len(assigned) == len(re.findall(rf'\b{name}\b', cfg.text)):
-            raise ValueError(f'config {path}: nothing reads {name!r}; did you mean {meant}?')
+        if assigned and len(assigned) == len(re.findall(rf'\b{name}\b', cfg.text)):
+            text = f'config {path}: nothing reads {name!r}; did you mean {meant}?'
+            # A config that MMEngine wrote has variables, but no longer what was made of them.
+            if meant not in cfg or '_base_' in cfg.text:
+                raise ValueError(text)
+            log_warning(text)
 
 
 def _check_override(option: str, cfg: Config) -> None:

@@ -90,8 +90,8 @@ def check_coco(
     sizes = yield from _check_images(images)
     small = [key for key, size in sizes.items() if 0 < min(size) < min_size]
     if trained and small:
-        what = f'one of {len(small)} images, of {len(sizes)}, with a side below {min_size} pixels'
-        what += ': filter_cfg.min_size leaves them out'
+        what = f'a side is below {min_size} pixels, as in {len(small)} of {len(sizes)} images: '
+        what += 'training leaves them out (filter_cfg.min_size)'
         yield Finding('size', f'image {small[0]!r}', what)
     trained_classes, left_out = set(), []
     for key, record in annotations.items():

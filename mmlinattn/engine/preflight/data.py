@@ -5,7 +5,7 @@ import os
 import os.path as osp
 from itertools import islice
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from mmengine.config import Config
@@ -104,7 +104,8 @@ def _check_plain(path: str) -> None:
 
 def _data_hint(root: str, path: str) -> str:
     last = next((base for base in Path(path).parents if base.is_dir()), Path(root))
-    there = f'{last} has {shorten(sorted(os.listdir(last)))}' if osp.isdir(root) else ''
+    names = sorted(os.listdir(last)) if osp.isdir(root) else []
+    there = f'{last} has {shorten(names)}' if names else ''
     hints = {Path(name).name: hint for name, hint in DATA_HINTS.items()}
     # Match outer folders first: data/shapes/coco is Shapes, not COCO.
     for base in (*reversed(Path(root).parents), Path(root)):
@@ -115,7 +116,7 @@ def _data_hint(root: str, path: str) -> str:
         is_split = '/' not in (folder[-1], file[0])
         if is_split and osp.isdir(folder) and osp.exists(f'{folder}/{file}'):
             return f'end data_root with a slash: {folder + "/"!r}'
-    return there or (
+    return f'{there}; '.removeprefix('; ') + (
         'set data_root of every data loader and ann_file of every evaluator (docs/own_data.md); '
         'public sets: docs/datasets.md'
     )
@@ -153,19 +154,20 @@ def first_files(folder: str) -> str:
     return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'
 
 
-def unread_files(dataset: Any) -> Iterator[Finding]:
-    """Yield what a segmentation data set without a list of its files does not read."""
-    prefix, suffix = getattr(dataset, 'data_prefix', None), getattr(dataset, 'img_suffix', None)
-    if not isinstance(prefix, dict) or suffix is None or dataset.ann_file:
+def unread_files(datasets: Sequence[Any]) -> Iterator[Finding]:
+    """Yield what segmentation data sets without lists of their files do not read."""
+    kinds = {(dataset.data_prefix.get(name), ends, what) for dataset in datasets
+             if hasattr(dataset, 'img_suffix') and isinstance(dataset.data_prefix, dict)
+             for name, ends, what in (
+                 ('img_path', IMAGES, f'names of images end in {dataset.img_suffix!r}'),
+                 ('seg_map_path', dataset.seg_map_suffix.lower(), 'no image has this name'),
+             )}  # fmt: skip
+    if any(each.ann_file or each._indices is not None for each in datasets):
         return
-    read = {path for i in range(len(dataset)) for path in dataset.get_data_info(i).values()
-            if isinstance(path, str)}  # fmt: skip
-    maps, no_image = dataset.seg_map_suffix, f'no image that ends in {suffix!r} has this name'
-    for name, ends, what in (
-        ('img_path', IMAGES, f'names of images end in {suffix!r} (img_suffix)'),
-        ('seg_map_path', maps, no_image),
-    ):
-        for base, _, files in os.walk(prefix.get(name) or ''):
+    read = {path for each in datasets for i in range(len(each)) if kinds
+            for path in each.get_data_info(i).values() if isinstance(path, str)}  # fmt: skip
+    for folder, ends, what in sorted(kinds, key=str):
+        for base, _, files in os.walk(folder or ''):
             paths = [osp.join(base, file) for file in sorted(files) if file.lower().endswith(ends)]
             unread = [path for path in paths if path not in read]
             if unread:

@@ -145,16 +145,13 @@ def check_options(cfg: Config) -> None:
 
 
 def _check_type(place: str, kind: str, scope: str) -> None:
-    """Raise ValueError if a type that is not registered is misspelt or of an optimizer."""
+    """Raise ValueError if a type that is not registered is misspelt."""
     key = key_of(place)
     found = [r for r in _registries(scope) if key != 'optimizer' or r.name == key]
     names = {name for registry in found for name in registry.module_dict}
     meant = nearest(kind, names) if key in BUILT or kind[:1].isupper() else None
-    hint = f'; did you mean {meant}?' if meant else ''
-    if key == 'optimizer':  # the constructors of optimizers do not name it
-        hint = hint or did_you_mean(kind, names) or ', which is not registered'
-    if hint:
-        raise ValueError(f'{place}.type of the config is {kind!r}{hint}')
+    if meant:
+        raise ValueError(f'{place}.type of the config is {kind!r}; did you mean {meant}?')
 
 
 def _check_values(place: str, node: dict) -> None:

@@ -37,7 +37,7 @@ def check_sections(cfg: Config, split: str) -> None:
     if missing:
         raise ValueError(
             f'config {cfg.filename} has no {", ".join(missing)}: set what is missing, or inherit '
-            "it from a base config (_base_ = 'mmseg::...')"
+            f"it from a base config (_base_ = '{cfg.get('default_scope') or 'mmseg'}::...')"
         )
 
 
@@ -175,9 +175,10 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
                     if split == 'train' and config.get('filter_cfg'):
                         every = len(built_dataset({**config, 'filter_cfg': None}))
                         images[f'{split}, left out by filter_cfg'] += every - len(dataset)
+                images += Counter()  # without zeros
             parts = [part for dataset in built for part in base_datasets(dataset)]
             images[split] += sum(map(len, parts))
-            found = [finding for part in parts for finding in unread_files(part)]
+            found = [*unread_files(parts)]
             found += sample_findings(parts, labels_of(cfg), split == 'train')
             yield from ((split, finding) for finding in found)
 

@@ -247,5 +247,5 @@ class BaseAttention(BaseModule):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Reshape (B, N, C) to (B, heads, N, d)."""
-        *lead, channels = x.shape
-        return x.view(*lead, channels // self.head_dim, self.head_dim).transpose(1, 2)
+        batch, count, channels = x.shape
+        return x.view(batch, count, channels // self.head_dim, self.head_dim).transpose(1, 2)
