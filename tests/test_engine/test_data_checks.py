@@ -261,6 +261,14 @@ def findings(cfg):
     return [str(finding.what) for _, finding in audit(cfg, ('train',), Counter())]
 
 
+def test_a_map_without_an_image_whose_suffix_has_capitals(root):
+    cfg = shrunk('segformer', root)
+    prefix = cfg.train_dataloader.dataset.data_prefix.seg_map_path
+    seg_map = next((root / cfg.train_dataloader.dataset.data_root / prefix).rglob('*TrainIds.png'))
+    shutil.copy(seg_map, seg_map.with_name(f'more{seg_map.name}'))
+    assert any('not read: no image has this name' in found for found in findings(cfg))
+
+
 # Of maps with the labels 0 to 4.
 @pytest.mark.parametrize(
     'change_map, is_reduced, message',

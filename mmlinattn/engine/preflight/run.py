@@ -1,6 +1,7 @@
 """All checks before a run, and the audit of ``check-data``: the same functions, in one place."""
 
 from collections import Counter
+from itertools import chain
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from mmengine.config import Config
@@ -178,9 +179,8 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
                 images += Counter()  # without zeros
             parts = [part for dataset in built for part in base_datasets(dataset)]
             images[split] += sum(map(len, parts))
-            found = [*unread_files(parts)]
-            found += sample_findings(parts, labels_of(cfg), split == 'train')
-            yield from ((split, finding) for finding in found)
+            found = sample_findings(parts, labels_of(cfg), split == 'train')
+            yield from ((split, finding) for finding in chain(unread_files(parts), found))
 
 
 def _built(cfg: Config) -> Optional[nn.Module]:
