@@ -62,11 +62,9 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         if not str(error).startswith('Failed to import'):
             raise
         raise _import_error(error, path) from error
-    except AssertionError as error:
-        if not str(error).startswith('mmengine does not support to load'):
-            raise
-        raise _prefix_error(error, path) from error
     except Exception as error:
+        if str(error).startswith('mmengine does not support to load'):
+            raise _prefix_error(error, path) from error
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f for f in frames if f.name == '<module>']  # of the config or a base
         if not lines:
@@ -105,7 +103,7 @@ def _import_error(error: ImportError, path: str) -> ImportError:
     )
 
 
-def _prefix_error(error: AssertionError, path: str) -> ValueError:
+def _prefix_error(error: Exception, path: str) -> ValueError:
     """Return an error with the cure for a base config whose prefix MMEngine does not know."""
     prefix = str(error).split()[6]
     if prefix == 'mmlinattn':

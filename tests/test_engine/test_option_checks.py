@@ -53,10 +53,17 @@ def test_prefixes_of_base_configs_that_mmengine_does_not_know(tmp_path, base, cu
         load_config(str(tmp_path / 'mine.py'))
 
 
-def test_an_error_of_the_code_of_a_base(tmp_path):
-    (tmp_path / 'base.py').write_text('a = 1\nb = [RALA for _ in range(2)]\n')
+@pytest.mark.parametrize(
+    'line, error',
+    [
+        ('b = [RALA for _ in range(2)]', "NameError: name 'RALA' is not"),
+        ("assert a > 1, 'a is small'", 'AssertionError: a is small'),
+    ],
+)
+def test_an_error_of_the_code_of_a_base(tmp_path, line, error):
+    (tmp_path / 'base.py').write_text(f'a = 1\n{line}\n')
     (tmp_path / 'mine.py').write_text("_base_ = 'base.py'\n")
-    with pytest.raises(ValueError, match="config .*base.py, line 2: NameError: name 'RALA' is not"):
+    with pytest.raises(ValueError, match=f'config .*base.py, line 2: {error}'):
         load_config(str(tmp_path / 'mine.py'))
 
 
