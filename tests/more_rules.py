@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from mmlinattn.models.backbones import CvT, HierarchicalBackbone, ViL, ViT
 from mmlinattn.models.layers import BaseAttention
+from mmlinattn.models.layers.build import build_attention
 from mmlinattn.ops import PackedShapes
 from mmlinattn.testing.attention import SMALL_RAVLT, AttentionCase
 from mmlinattn.testing.backbone import BackboneCase, refuses_extra_tokens
@@ -87,6 +88,19 @@ def permutation(case: AttentionCase) -> None:
     order = torch.randperm(x.shape[1])
     out = case.run(x[:, order], case.hw_shape[::-1], key_padding_mask=mask[:, order])
     compare(out, case.run(x, key_padding_mask=mask)[:, order], 'permuted output')
+
+
+@ATTENTION_RULES.add
+def meta_device(case: AttentionCase) -> None:
+    """A layer without memory gets all that it needs from a state dict."""
+    with torch.device('meta'):
+        other = build_attention(case.attn_cfg, 32, 2).double().eval()
+    other.to_empty(device='cpu')
+    for x in (*other.parameters(), *other.buffers()):
+        x.data.zero_()
+    other.load_state_dict(case.attn.state_dict())
+    x = case.tokens()
+    compare(other(x, case.hw_shape), case.run(x), 'output')
 
 
 @ATTENTION_RULES.add

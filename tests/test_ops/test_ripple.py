@@ -308,3 +308,25 @@ def test_plain_operations_keep_their_digits_on_large_maps():
     options = RippleOptions((128, 128), 'chebyshev', None, 1e-6)
     exact = ripple_tile(*(x.double() for x in inputs), options)
     torch.testing.assert_close(ripple_rows(*inputs, options).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('algorithm', ['auto', 'tile', 'sat'])
+def test_transforms_of_torch_func(algorithm):
+    q, k, v = torch.rand(3, 2, 2, 20, 4, dtype=torch.float64)
+    weights = stick_breaking(torch.randn(2, 2, 20, 2, dtype=torch.float64))
+
+    def run(q, backend=algorithm):
+        return ripple_attention(q, k, v, weights, hw_shape=(4, 5), backend=backend)
+
+    def loss(q, backend=algorithm):
+        return run(q, backend).square().sum()
+
+    for found, expected in (
+        (torch.func.grad(loss)(q), torch.func.grad(loss)(q, 'reference')),
+        (
+            torch.func.jvp(run, (q,), (v,)),
+            torch.func.jvp(lambda q: run(q, 'reference'), (q,), (v,)),
+        ),
+        (torch.func.vmap(run)(torch.stack([q, 2 * q])), torch.stack([run(q), run(2 * q)])),
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -352,6 +352,7 @@ class FocusedFeatures(FeatureMap):
     """
 
     is_per_token = True
+    exceeds_float16 = True  # gradients of a head without large channels do
 
     def __init__(self, head_dim: int, num_heads: int, power: float = 3) -> None:
         super().__init__(head_dim, num_heads)

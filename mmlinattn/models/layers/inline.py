@@ -120,5 +120,7 @@ def _convolve(maps: Tensor, weight: Tensor) -> Tensor:
         products = [m * weight[..., t, None, None] for t, m in enumerate(shifts)]
         return torch.stack(products).sum(0)
     kernels = weight.reshape(-1, 1, 3, 3)
+    if not len(kernels):  # no images: torch has no convolution without groups
+        return maps
     flat = maps.flatten(0, 1)[None]
     return F.conv2d(flat, kernels, padding=1, groups=len(kernels)).view(maps.shape)

@@ -8,6 +8,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import ripple_attention, stick_breaking
+from ...ops.common.numerics import constant
 from ...ops.ripple import check_groups, check_threshold, fixed_weights
 from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
@@ -93,9 +94,7 @@ class RippleAttention(BaseAttention):
         self.stick_offset, self.threshold = stick_offset, threshold
         self.eps = check_number('eps', eps)
         self.feature_map = build_feature_map(feature_map, self.head_dim, num_heads)
-        if weights == 'fixed':
-            self.register_buffer('fixed_weights', fixed_weights(max_distance), persistent=False)
-        else:
+        if weights != 'fixed':
             num_units = max_distance + (weights == 'softmax')
             self.weight_proj = nn.Linear(self.head_dim, self.head_dim)
             self.units = nn.Parameter(torch.empty(num_heads, num_units, self.head_dim))
@@ -149,7 +148,8 @@ class RippleAttention(BaseAttention):
     def spatial_weights(self, v: Tensor) -> Tensor:
         """Return the weights of the groups, (B, heads, N, R + 1), for values (B, heads, N, d)."""
         if self.weights == 'fixed':
-            return self.fixed_weights.expand(*v.shape[:3], -1)
+            weights = constant(fixed_weights, v.device, self.max_distance)
+            return weights.expand(*v.shape[:3], -1)
         if self.weights == 'softmax':
             return self.logits(v).softmax(-1)
         weights = stick_breaking(self.logits(v), offset=self.stick_offset, threshold=self.threshold)

@@ -1,5 +1,6 @@
 """Softmax attention in windows, as in Swin."""
 
+import math
 from typing import Optional, Tuple
 
 import torch
@@ -77,10 +78,6 @@ class WindowAttention(SoftmaxAttention):
         if relative_bias:
             self.relative_bias = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))
             nn.init.trunc_normal_(self.relative_bias, std=0.02)
-            coords = torch.arange(window_size, device='cpu')
-            offsets = coords[:, None] - coords  # [w, w]
-            index = relative_position_index(offsets, offsets, (window_size - 1,) * 2)
-            self.register_buffer('index', index, persistent=False)  # [w, w, w, w]: i then j
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         owner = type(self).__name__
@@ -105,14 +102,21 @@ class WindowAttention(SoftmaxAttention):
         """Return the bias of the logits of windows q (B * n, heads, M, d), or None."""
         bias = None
         if self.relative_bias is not None:
-            rows, columns = windows.sizes
-            index = self.index[:rows, :columns, :rows, :columns].reshape(rows * columns, -1)
+            index = constant(_bias_index, q.device, *windows.sizes, self.window_size)
             bias = self.relative_bias[index].permute(2, 0, 1)[None].to(q.dtype)  # [1, h, M, M]
         if windows.is_shifted:
             shift_mask = windows.shift_mask(q)
             bias = shift_mask if bias is None else bias + shift_mask
             bias = bias.repeat(q.shape[0] // shift_mask.shape[0], 1, 1, 1)
         return bias
+
+
+def _bias_index(rows: int, columns: int, window_size: int, device: torch.device) -> Tensor:
+    """Return the place in the table of biases of each pair of tokens of a window, (M, M)."""
+    axes = (torch.arange(size, device=device) for size in (rows, columns))
+    offsets = (x[:, None] - x for x in axes)
+    index = relative_position_index(*offsets, (window_size - 1,) * 2)
+    return index.reshape(rows * columns, rows * columns)
 
 
 class WindowPartition:
@@ -153,7 +157,7 @@ class WindowPartition:
         The value of padded tokens is broadcastable to (..., B, heads, 1, 1, d); None for zeros.
         """
         *outer, batch, heads, _, dim = x.shape
-        x = x.reshape(-1, batch, heads, *self.hw_shape, dim)
+        x = x.reshape(math.prod(outer), batch, heads, *self.hw_shape, dim)
         if self.is_padded:
             pad = (0, 0, 0, self.padding[1], 0, self.padding[0])
             x = F.pad(x, pad)
@@ -163,7 +167,7 @@ class WindowPartition:
         if self.is_shifted:
             x = x.roll((-self.shifts[0], -self.shifts[1]), (3, 4))
         (rows, columns), (height, width) = self.counts, self.sizes
-        x = x.view(-1, batch, heads, rows, height, columns, width, dim)
+        x = x.view(x.shape[0], batch, heads, rows, height, columns, width, dim)
         x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)  # [..., B, rows, columns, heads, a, b, d]
         return x.reshape(*outer, batch * rows * columns, heads, height * width, dim)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import choose_backend
-from ..common.numerics import is_exporting
+from ..common.numerics import active_tracer
 from .groups import RippleOptions, check_groups, drop_empty_last
 from .reference import ripple_reference
 from .rows import ripple_rows
@@ -44,8 +44,8 @@ def ripple_attention(
 
     ``'torch'`` chooses ``'sat'`` for logarithmic groups and for large R, see
     :func:`choose_algorithm`, and ``'tile'`` otherwise. Large maps compile slowly: ``torch.compile``
-    unrolls the rows of the tables and the chunks of the tiles. Exported graphs contain plain
-    operations with the same result instead, see :mod:`.rows`.
+    unrolls the rows of the tables and the chunks of the tiles. Exported graphs and
+    transforms of ``torch.func`` take plain operations with the same result, see :mod:`.rows`.
 
     Args:
         q, k: feature-mapped queries and keys, (B, heads, N, m), any strides; float16, bfloat16,
@@ -101,7 +101,7 @@ def ripple_attention(
         return chosen(chosen.options(*hw_shape, float(eps)), q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
-    if is_exporting():  # plain operations with the same result
+    if active_tracer():  # plain operations with the same result
         return ripple_rows(q, k, v, weights, options)
     if chosen == 'torch':
         chosen = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], hw_shape, groups)

@@ -65,9 +65,9 @@ def stick_breaking(
         return torch.where(merged, share, weights)
 
 
-def fixed_weights(max_distance: int) -> Tensor:
+def fixed_weights(max_distance: int, device: Optional[torch.device] = None) -> Tensor:
     """Return the weights 1/2, ..., 2^-R, 2^-R of ``stick_breaking(zeros(R), offset=False)``."""
-    weights = 0.5 ** torch.arange(1, max_distance + 2)
+    weights = 0.5 ** torch.arange(1, max_distance + 2, device=device)
     weights[-1] = 0.5**max_distance
     return weights
 

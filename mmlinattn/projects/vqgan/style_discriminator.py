@@ -10,6 +10,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
+from ...ops.common.numerics import constant
 from ...utils.errors import InputError
 
 # Leaky ReLU halves the variance of its input; StyleGAN2 multiplies by this after each.
@@ -27,8 +28,6 @@ class EqualizedConv(nn.Conv2d):
         blur: low-pass filter and stride 2 before the convolution.
     """
 
-    blur: Optional[Tensor]
-
     def __init__(
         self,
         in_channels: int,
@@ -42,9 +41,7 @@ class EqualizedConv(nn.Conv2d):
         self.activate, self.scale = activate, 1 / math.sqrt(in_channels * kernel_size**2)
         # The filter has an even size: with this padding the output has half the side.
         self.around = (len(BLUR) - 2 + kernel_size - 1) // 2
-        kernel = torch.tensor(BLUR)
-        kernel = torch.outer(kernel, kernel) / kernel.sum() ** 2 if blur else None
-        self.register_buffer('blur', kernel, persistent=False)
+        self.blur = blur
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight)
@@ -54,12 +51,17 @@ class EqualizedConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve (B, in_channels, H, W), to half the size with ``blur``."""
         padding, stride = self.kernel_size[0] // 2, 1
-        if self.blur is not None:
-            kernel = self.blur.to(x.dtype).expand(x.shape[1], 1, -1, -1)
+        if self.blur:
+            kernel = constant(_blur_kernel, x.device).to(x.dtype).expand(x.shape[1], 1, -1, -1)
             x = F.conv2d(x, kernel, padding=self.around, groups=x.shape[1])
             padding, stride = 0, 2
         x = F.conv2d(x, self.weight * self.scale, self.bias, stride, padding)
         return F.leaky_relu(x, 0.2) * GAIN if self.activate else x
+
+
+def _blur_kernel(device: torch.device) -> Tensor:
+    kernel = torch.tensor(BLUR, device=device)
+    return torch.outer(kernel, kernel) / kernel.sum() ** 2
 
 
 class ResidualBlock(nn.Module):

@@ -32,6 +32,16 @@ def test_high_powers_are_finite_for_small_and_large_channels(dims):
         assert torch.isfinite(features).all() and torch.isfinite(x.grad).all()
 
 
+def test_gradients_in_float16_are_finite():
+    for seed in range(6):  # three of them have heads without a large channel
+        torch.manual_seed(seed)
+        attn, x = FocusedLinearAttention(32, 4), torch.randn(2, 35, 32)
+        with torch.autocast('cpu', torch.float16):
+            out = attn(x, (5, 7))
+        out.float().square().sum().backward()
+        assert all(p.grad.isfinite().all() for p in attn.parameters())
+
+
 @pytest.mark.parametrize('padded', [False, True])
 def test_eps_does_not_depend_on_the_number_of_keys(dims, padded):
     """Repeat each key: means over the keys do not change, and eps is large enough to show."""
