@@ -1,4 +1,4 @@
-"""Page of all commands with their options, from the parsers."""
+"""Page of all commands and the names of their options, from the parsers."""
 
 import argparse
 import contextlib
@@ -11,8 +11,9 @@ from mmlinattn.utils.command_line import Parser
 SHARED = ('-h', '--debug', '--cfg-options', '--local_rank')
 HEAD = """# Commands
 
-Written by `tools/misc/render_recipes.py`; `mmlinattn COMMAND --help` prints the same. Every
-command has `--help` and `--debug`, which shows the traceback of an error. Those that read a config
+Written by `tools/misc/render_recipes.py`. `mmlinattn COMMAND --help` explains the arguments.
+
+Every command has `--help` and `--debug`, which shows the traceback of an error. Those that read a config
 have `--cfg-options a.b.c=value ...`; lists and dicts are written as in a config, in quotes:
 `"custom_hooks=[dict(type='EMAHook')]"`. `python -m mmlinattn` is the same as `mmlinattn`.
 """
@@ -27,27 +28,24 @@ def parser_of(command: Command) -> Parser:
     return found[0]
 
 
-def described(parser: Parser, action: argparse.Action) -> str:
-    """Return the row of an argument: names, value, help."""
-    name = ', '.join(action.option_strings)
+def named(parser: Parser, action: argparse.Action) -> str:
+    """Return the names of an argument and its value."""
     formatter = parser._get_formatter()
     value = formatter._format_args(action, action.dest.upper()) if action.nargs != 0 else ''
-    if not name:
-        name, value = value, ''
-    text = formatter._expand_help(action) if action.help else ''
-    return f'| `{f"{name} {value}".strip()}` | {text} |'.replace('|  |', '| |')
+    return f'{", ".join(action.option_strings)} {value}'.strip()
 
 
 def page() -> str:
     """Return the text of docs/reference/commands.md."""
     lines = [HEAD]
     for title, commands in GROUPS.items():
-        lines.append(f'## {title}\n')
+        lines += [f'## {title}', '', '| command | what it does | options |', '| --- | --- | --- |']
         for name, command in commands.items():
             parser = parser_of(command)
-            lines += [f'### {name}\n', parser.description.partition('\n')[0] + '\n']
-            rows = [a for a in parser._actions if a.option_strings[:1] not in [[s] for s in SHARED]]
-            if rows:
-                lines += ['| argument | |', '| --- | --- |']
-                lines += [described(parser, action) for action in rows] + ['']
-    return '\n'.join(lines).rstrip() + '\n'
+            known = [a for a in parser._actions if a.option_strings[:1] not in [[s] for s in SHARED]]
+            call = [name, *(named(parser, a) for a in known if not a.option_strings)]
+            options = ', '.join(f'`{named(parser, a)}`' for a in known if a.option_strings)
+            text = parser.description.partition('\n')[0]
+            lines.append(f'| `{" ".join(call)}` | {text} | {options} |')
+        lines.append('')
+    return '\n'.join(lines)
