@@ -94,7 +94,7 @@ def shown(name: str, record: dict) -> List[str]:
     """Return the lines that show a record of :func:`publish`."""
     context, results = _parsed(record)
     single, several = context.pop('table', None), context.pop('tables', {})
-    lines = ['```shell', context.pop('command'), '```', '', *_facts(context)]
+    lines = ['```shell', context.pop('command'), '```', '', _facts(context)]
     if single:
         lines += ['', *number_table(**single)]
     for heading, part in several.items():
@@ -177,9 +177,11 @@ def _title(group: Sequence[Result]) -> str:
     return f'{result.case}, {result.mode}, batch {result.batch}, {result.dtype}'
 
 
-def _facts(context: dict) -> List[str]:
+def _facts(context: dict) -> str:
+    """Return machine, versions and other facts of a record in one line."""
     hidden = ('plots', 'before')  # figures, and those of an older commit
-    return [f'- {name}: {value}' for name, value in context.items() if name not in hidden]
+    found = [f'{name}: {value}' for name, value in context.items() if name not in hidden]
+    return ' '.join(f'{fact[0].upper()}{fact[1:]}.' for fact in found)
 
 
 def table(part: Sequence[Result]) -> List[str]:

@@ -144,7 +144,7 @@ def test_cases_of_one_mode_share_a_table():
     group.append(replace(group[0], mode='forward+backward'))
     record = dict(command='c', machine='m', plots=False, results=[asdict(r) for r in group])
     text = '\n'.join(report.shown('name', record))
-    assert '- machine: m' in text and text.count('float32:') == 2
+    assert 'Machine: m.' in text and text.count('float32:') == 2
     assert 'Forward, batch 1, float32:' in text
     slow = replace(group[0], seconds=[0.5, 0.6, 0.7])
     assert report.cell(slow, slow).startswith('600 ± 50 ms')
