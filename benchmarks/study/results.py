@@ -95,12 +95,17 @@ def committed(grid: Grid, file: Path) -> Results:
 
 def page(results: Results, images: Path) -> str:
     """Return the text of ``docs/studies/NAME.md``, and draw its pictures in ``docs/images``."""
-    lines = [f'# {results.grid.title}', '', '[What it shows](../studies.md)', '', *table(results)]
+    lines = [f'# {results.grid.title}', '', '[What it shows](../studies.md)', '']
+    lines += table(results, search=False)
     return '\n'.join([*lines, *draw(results, images, f'{results.grid.name}_'), ''])
 
 
-def table(results: Results) -> List[str]:
-    """Return the results in Markdown: tables, gaps with their reasons, rates and facts."""
+def table(results: Results, search: bool = True) -> List[str]:
+    """Return the results in Markdown: tables, gaps with their reasons, rates and facts.
+
+    Args:
+        search: show the score of each learning rate, not only the chosen ones.
+    """
     grid, lines = results.grid, []
     axis = grid.page.get('tables')
     for name in grid.axes[axis] if axis else ['']:
@@ -109,7 +114,8 @@ def table(results: Results) -> List[str]:
         for part in _tables(results, {axis: name} if axis else {}):
             lines += [*part, '']
     gaps = _gaps(results)
-    return [*lines, *_rates(results), *gaps, *[''] * bool(gaps), *_made_with(results)]
+    rates = _rates(results) if search else _chosen(results)
+    return [*lines, *rates, *gaps, *[''] * bool(gaps), *_made_with(results)]
 
 
 def title(grid: Grid, axis: str, name: str) -> str:
@@ -165,6 +171,24 @@ def _rates(results: Results) -> List[str]:
     heads = [f'{rate:g}' for rate in grid.learning_rates]
     words = f'Learning rates, {metric.name} on the validation split with seed 0:'
     return [words, '', *tables.markdown(['', *heads, 'chosen'], lines), '']
+
+
+def _chosen(results: Results) -> List[str]:
+    """Return the chosen learning rates in one line, the most frequent one first."""
+    grid = results.grid
+    rates: Dict[float, List[str]] = {}
+    chosen = chosen_rates(grid, results.records) if grid.learning_rates else {}
+    for values in grid.points() if chosen else ():
+        point = grid.search(values)[0].point
+        if point in chosen:
+            name = ', '.join(title(grid, axis, name) for axis, name in values.items())
+            rates.setdefault(chosen[point], []).append(f'`{name}`')
+    if not rates:
+        return []
+    (most, _), *others = sorted(rates.items(), key=lambda item: -len(item[1]))
+    found = [f'{most:g}', *(f'{rate:g} for {", ".join(names)}' for rate, names in others)]
+    words = 'Learning rates with the best score on the validation split, seed 0'
+    return [f'{words}: {"; ".join(found)}.', '']
 
 
 def _gaps(results: Results) -> List[str]:

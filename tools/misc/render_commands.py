@@ -13,8 +13,8 @@ HEAD = """# Commands
 
 Written by `tools/misc/render_recipes.py`. `mmlinattn COMMAND --help` explains the arguments.
 
-Every command has `--help` and `--debug`, which shows the traceback of an error. Those that read a config
-have `--cfg-options a.b.c=value ...`; lists and dicts are written as in a config, in quotes:
+Every command has `--help` and `--debug`, which shows the traceback of an error. Those that read a
+config have `--cfg-options a.b.c=value ...`; lists and dicts are written as in a config, in quotes:
 `"custom_hooks=[dict(type='EMAHook')]"`. `python -m mmlinattn` is the same as `mmlinattn`.
 """
 
@@ -42,7 +42,9 @@ def page() -> str:
         lines += [f'## {title}', '', '| command | what it does | options |', '| --- | --- | --- |']
         for name, command in commands.items():
             parser = parser_of(command)
-            known = [a for a in parser._actions if a.option_strings[:1] not in [[s] for s in SHARED]]
+            known = [
+                a for a in parser._actions if a.option_strings[:1] not in [[s] for s in SHARED]
+            ]
             call = [name, *(named(parser, a) for a in known if not a.option_strings)]
             options = ', '.join(f'`{named(parser, a)}`' for a in known if a.option_strings)
             text = parser.description.partition('\n')[0]
