@@ -113,9 +113,9 @@ class WindowAttention(SoftmaxAttention):
 
 def _bias_index(rows: int, columns: int, window_size: int, device: torch.device) -> Tensor:
     """Return the place in the table of biases of each pair of tokens of a window, (M, M)."""
-    axes = (torch.arange(size, device=device) for size in (rows, columns))
-    offsets = (x[:, None] - x for x in axes)
-    index = relative_position_index(*offsets, (window_size - 1,) * 2)
+    y, x = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    reach = window_size - 1, window_size - 1
+    index = relative_position_index(y[:, None] - y, x[:, None] - x, reach)
     return index.reshape(rows * columns, rows * columns)
 
 

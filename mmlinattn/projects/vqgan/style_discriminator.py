@@ -1,7 +1,7 @@
 """Discriminator of StyleGAN2."""
 
 import math
-from typing import Optional, Sequence, Union
+from typing import Sequence, Union
 
 import torch
 import torch.nn.functional as F
