@@ -391,7 +391,7 @@ def test_files_that_are_empty_or_nearly_black(root, monkeypatch):
 def test_labels_of_a_classifier(root):
     cfg = shrunk('ravlt-nano-cls', root)
     cfg.model.head.num_classes = 3
-    message = r'/(star|triangle)/.* its label is \d, the labels of 3 classes are 0 to 2'
+    message = r'/(star|triangle)/.* has the label \d, the labels of 3 classes are 0 to 2'
     with pytest.raises(DataError, match=message):
         loaded(cfg)
 

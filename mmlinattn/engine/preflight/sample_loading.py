@@ -57,12 +57,13 @@ class CheckedLoading:
         if loaded is None:
             return None, []
         is_image = isinstance(self.load, LoadImageFromFile)
-        found = [*self._check_image(results, loaded, path)] if is_image else []
+        found = [*self._check_size(results, loaded, path)] if is_image else []
+        found += [*self._check_label(results, path)] if is_image or 'video_path' in results else []
         if isinstance(self.load, LoadAnnotations) and loaded.get('gt_seg_map') is not None:
             found += self._check_seg_map(loaded['gt_seg_map'], loaded, path)
         return loaded, found
 
-    def _check_image(self, results: dict, loaded: dict, path: Any) -> Iterator[Finding]:
+    def _check_size(self, results: dict, loaded: dict, path: Any) -> Iterator[Finding]:
         size, here = (results.get('height'), results.get('width')), loaded['img_shape'][:2]
         if None not in size and size != here:
             what = f'is {here[0]} high and {here[1]} wide, its annotation says {size}'
@@ -71,11 +72,13 @@ class CheckedLoading:
                 what += ". Exchange them, or, if the file has an EXIF orientation, set color_type='"
                 what += "color_ignore_orientation' to load it as its annotation says"
             yield Finding('orientation' if is_turned else 'size', path, what, is_turned)
+
+    def _check_label(self, results: dict, path: Any) -> Iterator[Finding]:
         label, number = results.get('gt_label'), self.labels.number
         if label is None or number is None or self.labels.of_pixels:
             return
         if not all(0 <= value < number for value in np.ravel(label)):
-            what = f'its label is {label}, the labels of {number} classes are 0 to {number - 1}'
+            what = f'has the label {label}, the labels of {number} classes are 0 to {number - 1}'
             yield Finding('class', path, what, True)
 
     def _check_seg_map(self, seg_map: np.ndarray, loaded: dict, path: Any) -> Iterator[Finding]:
@@ -162,13 +165,18 @@ def sample_findings(
         parts: the data sets of a data loader.
         labels: labels that the model is trained with.
         trained: the data are for training: each class should occur.
-        limit: number of samples of each data set, spread over all of them; None for all.
+        limit: number of samples of each data set, spread over all of them, and the one with the
+            greatest label of an annotation file; None for all.
     """
     tasks: List[Tuple[BaseDataset, List[CheckedLoading], int]] = []
     for part in parts:
         steps, size = check_loading(part, labels), min(limit or len(part), len(part))
-        places = ((len(part) - 1) * k // max(size - 1, 1) for k in range(size))
-        tasks += [(part, steps, place) for place in places]
+        places = {(len(part) - 1) * k // max(size - 1, 1) for k in range(size)}
+        listed = labels.number and size < len(part) and part.ann_file
+        if listed and 'gt_label' in part.get_data_info(0):
+            given = (part.get_data_info(i).get('gt_label', -1) for i in range(len(part)))
+            places.add(int(np.argmax([max(np.ravel(label), default=-1) for label in given])))
+        tasks += [(part, steps, place) for place in sorted(places)]
 
     def look(task: Tuple[BaseDataset, List[CheckedLoading], int]):
         part, steps, index = task

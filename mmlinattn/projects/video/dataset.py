@@ -31,7 +31,8 @@ class VideoList(BaseDataset):
         ``video_path`` and ``gt_label``; for folders also ``total_frames`` and ``frame_template``.
 
     Raises:
-        ValueError: a line has other entries, or a label that is no number from 0 on.
+        ValueError: a line has other entries, a label that is no number from 0 on, or one that is
+            none of ``metainfo['classes']``.
         FileNotFoundError: there is no annotation file.
 
     Example:
@@ -70,6 +71,12 @@ class VideoList(BaseDataset):
             raise ValueError(
                 f'line {number} of {self.ann_file} is {line!r}, not {form} with one space '
                 'between them and numbers from 0 on'
+            )
+        classes = self.metainfo.get('classes')
+        if classes and int(rest[-1]) >= len(classes):
+            raise ValueError(
+                f'line {number} of {self.ann_file} has the label {rest[-1]}, the labels of '
+                f'{len(classes)} classes (metainfo.classes) are 0 to {len(classes) - 1}'
             )
         path = osp.join(self.data_prefix.get('video') or '', name)
         sample = dict(video_path=path, gt_label=int(rest[-1]))

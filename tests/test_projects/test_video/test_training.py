@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmlinattn.engine.preflight import sample_loading
 from mmlinattn.projects.video.moving_shapes import draw_clip
 
 CONFIG = """
@@ -83,9 +84,17 @@ def test_train_test_and_resume(run, config, tmp_path):
         ('train_dataloader.dataset.data_prefix.video=nowhere', 'nowhere'),
         ('train_dataloader.dataset.frame_template=f_{}.png', 'f_1.png'),
         ('model.head.num_classes=3', 'num_classes is 3, but the data set'),
+        (
+            'model.head.num_classes=3 train_dataloader.dataset.metainfo=None '
+            'val_dataloader.dataset.metainfo=None',
+            'train_3 has the label 3, the labels of 3 classes are 0 to 2',
+        ),
         ('model.head.in_channels=64', 'set model.head.in_channels=16'),
     ],
 )
-def test_mistakes_are_named_before_training(run, config, tmp_path, error_of, option, error):
-    words = 'train', config(epochs=1), '--work-dir', tmp_path / 'w', '--cfg-options', option
-    assert error in error_of(run, *words, debug=False)
+def test_mistakes_are_named_before_training(
+    run, config, tmp_path, error_of, monkeypatch, option, error
+):
+    monkeypatch.setattr(sample_loading, 'LOOKED_AT', 1)  # and the greatest label
+    words = 'train', config(epochs=1), '--work-dir', tmp_path / 'w', '--cfg-options'
+    assert error in error_of(run, *words, *option.split(), debug=False)

@@ -154,12 +154,13 @@ def test_reads_folders_of_frames(tmp_path):
         ('a.mp4 1\nb.mp4 -1\n', r"line 2 of .* is 'b.mp4 -1'"),
         ('a.mp4 cat\n', "'a.mp4 cat'"),
         ('\n', 'has no lines'),
+        ('a.mp4 1\nb.mp4 2\n', 'line 2 of .* has the label 2, the labels of 2 classes'),
     ],
 )
 def test_bad_lists_are_named(tmp_path, text, error):
     (tmp_path / 'list.txt').write_text(text)
     with pytest.raises(ValueError, match=error):
-        VideoList(str(tmp_path / 'list.txt'))
+        VideoList(str(tmp_path / 'list.txt'), metainfo=dict(classes=('cat', 'dog')))
 
 
 def clip_of(frames=2, height=20, width=40):
