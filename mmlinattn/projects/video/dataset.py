@@ -32,7 +32,7 @@ class VideoList(BaseDataset):
 
     Raises:
         ValueError: a line has other entries, a label that is no number from 0 on, or one that is
-            none of ``metainfo['classes']``.
+            none of ``metainfo['classes']``; the file is not UTF-8.
         FileNotFoundError: there is no annotation file.
 
     Example:
@@ -56,7 +56,10 @@ class VideoList(BaseDataset):
         super().__init__(ann_file, data_prefix=prefix, **kwargs)
 
     def load_data_list(self) -> List[dict]:
-        text = fileio.get_text(self.ann_file)
+        try:
+            text = fileio.get_text(self.ann_file).removeprefix('\ufeff')  # a byte-order mark
+        except UnicodeDecodeError as error:
+            raise ValueError(f'{self.ann_file} is not UTF-8 text: save it as UTF-8') from error
         lines = enumerate(text.splitlines(), 1)
         samples = [self._sample(line.strip(), number) for number, line in lines if line.strip()]
         if not samples:

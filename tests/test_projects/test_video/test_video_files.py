@@ -117,8 +117,9 @@ def test_unreadable_videos_are_errors(film, tmp_path):
         LoadClip(8, place='middle')(dict(video_path=holes))
 
 
-def test_reads_lists_of_mmaction(tmp_path):
-    (tmp_path / 'videos.txt').write_text('a/my video.mp4 3\n\nb.mp4 0\n')
+@pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig'])
+def test_reads_lists_of_mmaction(tmp_path, encoding):
+    (tmp_path / 'videos.txt').write_text('a/my video.mp4 3\n\nb.mp4 0\n', encoding)
     data = VideoList('videos.txt', dict(video='clips'), data_root=str(tmp_path))
     found = [data.get_data_info(i) for i in range(len(data))]
     assert [(f['video_path'], f['gt_label']) for f in found] == [
@@ -155,10 +156,11 @@ def test_reads_folders_of_frames(tmp_path):
         ('a.mp4 cat\n', "'a.mp4 cat'"),
         ('\n', 'has no lines'),
         ('a.mp4 1\nb.mp4 2\n', 'line 2 of .* has the label 2, the labels of 2 classes'),
+        ('\xe9.mp4 1\n', 'list.txt is not UTF-8 text: save it as UTF-8'),
     ],
 )
 def test_bad_lists_are_named(tmp_path, text, error):
-    (tmp_path / 'list.txt').write_text(text)
+    (tmp_path / 'list.txt').write_text(text, 'latin-1')
     with pytest.raises(ValueError, match=error):
         VideoList(str(tmp_path / 'list.txt'), metainfo=dict(classes=('cat', 'dog')))
 
