@@ -10,6 +10,7 @@ from mmengine.logging import print_log
 from mmengine.registry import TRANSFORMS
 
 from ...utils import check_integer
+from ...utils.errors import InputError
 from .pyav import Video
 
 CROPS = ('random', 'center', 'three')
@@ -161,7 +162,8 @@ class CropClip(BaseTransform):
     MMPretrain expects clips.
 
     Raises:
-        ValueError: the mode is unknown, the size is below 1; a clip is smaller than the crop.
+        ValueError: the mode is unknown, the size is below 1.
+        InputError: a clip is smaller than the crop.
 
     Example:
         >>> clip = np.zeros((8, 60, 80, 3), np.uint8)
@@ -179,7 +181,7 @@ class CropClip(BaseTransform):
         clip, size = results['img'], self.size
         rows, columns = (length - size for length in clip.shape[1:3])
         if min(rows, columns) < 0:
-            raise ValueError(
+            raise InputError(
                 f'the clip has frames of {clip.shape[1:3]}, smaller than the crop of {size}: add '
                 f"dict(type='ResizeClip', short_side={size}) before it"
             )

@@ -89,10 +89,11 @@ def test_train_test_and_resume(run, config, tmp_path):
             'val_dataloader.dataset.metainfo=None',
             'train_3 has the label 3, the labels of 3 classes are 0 to 2',
         ),
+        ('train_dataloader.dataset.pipeline.2.size=64', 'short_side=64) before it'),
         ('model.head.in_channels=64', 'set model.head.in_channels=16'),
     ],
 )
-def test_mistakes_are_named_before_training(
+def test_mistakes_are_named_in_one_line(
     run, config, tmp_path, error_of, monkeypatch, option, error
 ):
     monkeypatch.setattr(sample_loading, 'LOOKED_AT', 1)  # and the greatest label
