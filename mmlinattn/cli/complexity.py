@@ -8,7 +8,7 @@ from rich.table import Table
 from ..analysis import Complexity, Cost, analyse
 from ..analysis.complexity import check_shape
 from ..engine import build_model
-from ..engine.config import load_config
+from ..engine.config import load_image_config
 from ..utils import check_writable, write_json
 from ..utils.command_line import plain_console
 
@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
     shape = check_shape(args.shape)
     if args.json:
         check_writable(args.json)
-    result = analyse(build_model(load_config(args.config, args.cfg_options)), shape)
+    result = analyse(build_model(load_image_config(args.config, args.cfg_options)), shape)
     if args.json:
         write_json(args.json, result.to_dict())
     console = plain_console()

@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 
 from ..deployment import FORMATS, ExportSettings, export, sample_image
-from ..engine.config import load_config
+from ..engine.config import load_image_config
 
 
 def main(args: argparse.Namespace) -> int:
     name = Path(args.config).stem
-    cfg = load_config(args.config, args.cfg_options)
+    cfg = load_image_config(args.config, args.cfg_options)
     image, origin = sample_image(cfg, args.sample)
     settings = ExportSettings(tuple(args.shape), args.static, args.dynamic_batch)
     print(f'compared on {origin}', flush=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..analysis.rank import MATRICES, LayerRank, layer_ranks
 from ..apis.pipeline import packed_input, steps_of, without_loading
 from ..apis.sources import image_files, read_image
-from ..engine.config import load_config
+from ..engine.config import load_image_config
 from ..engine.model import check_device, initial_model, load_model
 from ..utils import check_writable, write_json
 from ..utils.command_line import plain_console
@@ -83,7 +83,7 @@ def table(layers: Sequence[LayerRank], title: str, tolerance: float) -> Table:
 
 
 def main(args: argparse.Namespace) -> int:
-    cfg, args.device = load_config(args.config, args.cfg_options), check_device(args.device)
+    cfg, args.device = load_image_config(args.config, args.cfg_options), check_device(args.device)
     images = open_images(args.images, args.num_images) if args.images else {}
     for name in FILES:
         check_writable(args.out / name)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..analysis.complexity import Forward, check_shape
 from ..analysis.throughput import Throughput, throughput
-from ..engine.config import load_config
+from ..engine.config import load_image_config
 from ..engine.model import check_device, initial_model
 from ..utils import check_writable, write_json
 from ..utils.command_line import error_text, plain_console
@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace, model: nn.Module, shape: Tuple[int, int]) 
 def main(args: argparse.Namespace) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
-    cfg, args.device = load_config(args.config, args.cfg_options), check_device(args.device)
+    cfg, args.device = load_image_config(args.config, args.cfg_options), check_device(args.device)
     shape = check_shape(args.shape)
     if args.json:
         check_writable(args.json)

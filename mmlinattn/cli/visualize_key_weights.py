@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..apis.sources import read_image
 from ..checkpoints import CheckpointError, load_state_dict
-from ..engine.config import load_config
+from ..engine.config import load_image_config
 from ..engine.model import initial_model, load_model
 from ..models.layers import BaseAttention, registered_subclasses
 from ..models.layers.attend_calls import calls_of
@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
         hint = did_you_mean(unknown[0], known) or f'; there are {", ".join(known)}'
         raise ValueError(f'--attentions {unknown[0]}: no attention has this name{hint}')
     image = resized_image(args)
-    cfg = load_config(args.config, args.cfg_options)
+    cfg = load_image_config(args.config, args.cfg_options)
     weights: Dict[str, Tensor] = {}
     for name, model in models(args, cfg):
         title = name.replace('Attention', '')

@@ -92,6 +92,14 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     return cfg
 
 
+def load_image_config(path: str, cfg_options: Optional[dict] = None) -> Config:
+    """Return :func:`load_config`, or raise ValueError if the model takes videos."""
+    cfg = load_config(path, cfg_options)
+    if 'VideoRecognizer' in str((cfg.get('model') or {}).get('type')):
+        raise ValueError(f'{path} is a config for videos, which this command does not support')
+    return cfg
+
+
 def _import_error(error: ImportError, path: str) -> ImportError:
     """Return an error of ``custom_imports`` with its first cause, which MMEngine leaves out."""
     cause: BaseException = error

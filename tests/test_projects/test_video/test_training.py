@@ -55,6 +55,21 @@ def config(root, frames, tmp_path):
     return make
 
 
+@pytest.mark.parametrize(
+    'command, arguments',
+    [
+        ('analyze complexity', ['--shape', 32, 32]),
+        ('analyze throughput', ['--shape', 32, 32]),
+        ('analyze rank', ['--shape', 32, 32]),
+        ('analyze key-weights', []),
+        ('export', ['none.pth', '--shape', 32, 32]),
+    ],
+)
+def test_commands_for_images(run, config, error_of, command, arguments):
+    error = error_of(run, command, config(), *arguments, debug=False)
+    assert 'is a config for videos, which this command does not support' in error
+
+
 def weights(path):
     return torch.load(path, weights_only=False)['state_dict']
 
