@@ -1,4 +1,4 @@
-"""Read every image and annotation of a config's data sets, and print what is wrong with them."""
+"""Read all images, videos and annotations of a config's data sets, and print what is wrong."""
 
 import argparse
 from collections import Counter
@@ -17,7 +17,7 @@ def main(args: argparse.Namespace) -> int:
         line = f'{split}, {finding.kind}: {finding.where}: {finding.what}'
         print(redacted(line), flush=True)
     for split in images:
-        print(f'{split}: {images[split]} images')
+        print(f'{split}: {images[split]} samples')
     for (split, kind), count in sorted(kinds.items()):
         print(f'{split}: {count} x {kind}')
     if not kinds:

@@ -335,7 +335,7 @@ def test_classes_of_joined_data_sets(root):
     assert not findings(cfg)
     parts[0]['ann_file'] = parts[1]['ann_file']
     cfg.train_dataloader.dataset = dict(type='ConcatDataset', datasets=parts, _scope_='mmengine')
-    assert findings(cfg) == ["has no image of 'circle', 'square', 'triangle'"]
+    assert findings(cfg) == ["has no sample of 'circle', 'square', 'triangle'"]
 
 
 def test_maps_of_ignored_pixels_only(root, monkeypatch):
@@ -354,7 +354,7 @@ def test_a_class_without_an_image_or_an_object(root):
     cfg.train_dataloader.dataset.pop('classes')
     for path in files(root, 'imagenet/train/star'):
         path.unlink()
-    assert "has no image of 'star'" in findings(cfg)
+    assert "has no sample of 'star'" in findings(cfg)
     change(root, every(category_id=2))
     cfg = shrunk('ravlt-retinanet', root)
     message = "annotations: no object of ['circle', 'triangle', 'star', 'cross'] can be trained"

@@ -41,7 +41,7 @@ def check(root, data, run, capsys):
 def test_nothing_is_found_in_shapes(check, task):
     code, lines = check(task)
     train, val = (20, 10) if task == 'cls' else (6, 3)
-    wanted = [f'train: {train} images', f'val: {val} images', 'nothing found']
+    wanted = [f'train: {train} samples', f'val: {val} samples', 'nothing found']
     assert code == 0 and lines[-3:] == wanted
 
 
@@ -71,7 +71,7 @@ def test_images_and_annotations_of_a_detector(check, data):
         f'train, unreadable: {images[1]}: cannot be loaded: damaged, or no image',
         f'train, unreadable: {images[2]}: does not exist; {images[2].parent} has ',
         f'train, size: {images[3]}: is 64 high and 32 wide, its annotation says (64, 64)',
-        'train: 6 images',
+        'train: 6 samples',
     ):
         assert sum(wanted in line for line in lines) == 1, wanted
     # OpenCV refuses a truncated JPEG from 4.11 on, before it filled the rest with grey.
@@ -98,7 +98,7 @@ def test_maps_of_a_segmentor(check, data):
         f'train, class: {maps[1]}: has labels [76], known are 0 to ',
         f'train, mask: {maps[2]}: has 3 channels',
         f'train, mask: {maps[3]}: has ignored pixels only',
-        'train: 6 images',
+        'train: 6 samples',
     ]
     assert all(map(str.startswith, lines, beginnings)), lines
 
@@ -110,7 +110,7 @@ def test_a_split_that_reads_the_files_of_the_training_set(check):
     assert code == 1 and lines == [
         'val, duplicate: val_dataloader: reads the images that are trained: its scores say nothing '
         'of other images',
-        'train: 6 images',
+        'train: 6 samples',
         'val: 1 x duplicate',
     ]
 
@@ -122,14 +122,14 @@ def test_images_that_are_not_read(check, data):
     lines = check('seg', splits=['train'])[1]
     assert ': is one of 2 files that are not read: no image has this name' in lines[0]
     assert lines[1].startswith(f'train, unread: {image.with_suffix(".PNG")}: is one of 1 files')
-    assert lines[2:] == ['train: 5 images', 'train: 2 x unread']
+    assert lines[2:] == ['train: 5 samples', 'train: 2 x unread']
 
 
 def test_images_that_mmdetection_leaves_out(check, data):
     change(data / COCO, lambda content: content['images'][0].update(height=96, width=96))
     lines = check('det', 'train_dataloader.dataset.filter_cfg.min_size=65', splits=['train'])[1]
     assert ': a side is below 65 pixels, as in 5 of 6 images: training leaves them' in lines[0]
-    assert lines[2:4] == ['train, left out by filter_cfg: 5 images', 'train: 1 images']
+    assert lines[2:4] == ['train, left out by filter_cfg: 5 samples', 'train: 1 samples']
 
 
 def test_links_to_data_that_lies_elsewhere(check, data, tmp_path):

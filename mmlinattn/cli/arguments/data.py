@@ -11,7 +11,7 @@ SPLITS = ('train', 'val', 'test')
 
 
 def check_data(argv: Optional[List[str]] = None) -> Namespace:
-    """Read every image and annotation of a config's data sets, and report errors in them.
+    """Read every image, video and annotation of a config's data sets, and report errors in them.
 
     Exit code 0: nothing found, 1: findings, 2: the config or its folders cannot be used.
     """

@@ -221,7 +221,7 @@ def _check_seen(
     elif trained and missing:
         names = getattr(dataset, 'metainfo', {}).get('classes') or ()
         shown = [repr(names[i]) if i < len(names) else f'label {i}' for i in missing[:5]]
-        what = f'has no {"pixel" if labels.of_pixels else "image"} of {", ".join(shown)}'
+        what = f'has no {"pixel" if labels.of_pixels else "sample"} of {", ".join(shown)}'
         what += ', ...' if len(missing) > 5 else ''
         what += '' if count is None else f' in the {count} maps that were read'
         if labels.of_pixels:

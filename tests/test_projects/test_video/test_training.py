@@ -55,6 +55,14 @@ def config(root, frames, tmp_path):
     return make
 
 
+def test_check_data_reads_videos(run, config, capsys):
+    assert run('check-data', config()) == 0
+    assert 'train: 8 samples\nval: 4 samples\nnothing found' in capsys.readouterr().out
+    options = '--cfg-options', 'train_dataloader.dataset.frame_template=f_{}.png'
+    assert run('check-data', config(), *options) == 1
+    assert 'train: 8 x unreadable' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     'command, arguments',
     [
