@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+from contextlib import nullcontext
 
 import pytest
 from mmengine import fileio
@@ -17,6 +18,7 @@ from mmlinattn.datasets import shapes
 from mmlinattn.engine.preflight.classes import check_heads, check_names
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.run import check_run
+from mmlinattn.engine.preflight.weights import _check_classes
 from tests.families import shrunk
 
 COCO = 'coco/annotations/instances_train2017.json'
@@ -149,6 +151,29 @@ def test_folders_that_number_other_classes(tmp_path, change_folder, options, mes
     change_folder(tmp_path / 'val')
     with pytest.raises(DataError, match=message):
         check_run(cfg, 'train', 'val')
+
+
+@pytest.mark.parametrize(
+    'names, message',
+    [
+        ('bcd', None),
+        ('bc', None),  # no label moves
+        ('bcdz', None),
+        ('bcx', None),
+        ('bd', "label 1 is 'c', but 'd' here"),
+        ('abcd', "label 0 is 'b', but 'a' here"),
+        ('xyz', None),  # the checkpoint has other names for them
+    ],
+)
+def test_folders_of_a_checkpoint(tmp_path, names, message):
+    pytest.importorskip('mmpretrain', reason='the data set is of this framework')
+    for name in names:
+        (tmp_path / name).mkdir()
+    dataset = dict(type='mmpretrain.CustomDataset', data_root='', data_prefix=str(tmp_path))
+    cfg = Config(dict(load_from='a.pth', test_dataloader=dict(dataset=dataset)))
+    meta = dict(dataset_meta=dict(classes=tuple('bcd')))
+    with pytest.raises(DataError, match=message) if message else nullcontext():
+        _check_classes(cfg, meta, 'test', True)
 
 
 class Head(nn.Module):

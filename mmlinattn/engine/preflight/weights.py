@@ -67,11 +67,15 @@ def _check_classes(cfg: Config, meta: dict, split: str, fatal: bool) -> None:
     known = (meta.get('dataset_meta') or {}).get('classes')
     for config in dataset_configs(cfg.get(loader) or {}):
         dataset = lazy_dataset(config)
-        classes = getattr(dataset, 'metainfo', {}).get('classes') or class_folders(dataset)
-        if classes and known:
-            lists = {str(cfg.load_from): known, loader: classes}
+        classes = getattr(dataset, 'metainfo', {}).get('classes')
+        folders = () if classes else class_folders(dataset)
+        if (classes or folders) and known:
+            lists = {str(cfg.load_from): known, loader: classes or folders}
             lists = {place: tuple(names) for place, names in lists.items()}
-            for finding in check_same_classes(lists, are_folders=False):
+            # A folder that is missing or new moves the labels of those behind it.
+            others = {label: name for label, name in enumerate(folders) if name in known}
+            is_moved = any(tuple(known[i : i + 1]) != (name,) for i, name in others.items())
+            for finding in check_same_classes(lists, is_moved):
                 text = f'{finding.where}: {finding.what}'
                 if fatal:
                     raise DataError(text)
