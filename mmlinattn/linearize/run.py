@@ -241,7 +241,8 @@ class Linearizer:
     def _write_results(self) -> None:
         """Write the config of the result and the report."""
         result = copy.deepcopy(self.plan.cfg)
-        result.load_from, result.resume = str(self.out / MODEL), False
+        # MMEngine fills in the folder of the config, which may be moved.
+        result.load_from, result.resume = '{{ fileDirname }}/' + MODEL, False
         result.pop('work_dir', None)
         result.dump(self.out / CONFIG)
         write_report(self.out, self.record)
