@@ -67,7 +67,10 @@ def image_files(sources: Sequence[str]) -> Dict[str, Path]:
 
 
 def images_below(folder: Path) -> List[Path]:
-    """Return the image files below a folder, sorted; raise OSError if one cannot be read."""
+    """Return the image files below a folder, sorted; raise OSError if one cannot be read.
+
+    Hidden files and folders are left out, such as ``.ipynb_checkpoints``.
+    """
 
     def fail(error: OSError) -> None:
         raise error
@@ -77,6 +80,7 @@ def images_below(folder: Path) -> List[Path]:
         for parent, _, names in os.walk(folder, onerror=fail)
         for name in names
         if Path(name).suffix.lower() in IMAGES
+        and not any(part.startswith('.') for part in Path(parent, name).relative_to(folder).parts)
     )
 
 

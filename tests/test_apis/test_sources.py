@@ -75,6 +75,13 @@ def test_no_result_takes_the_place_of_another(name, tmp_path):
         image_files(sources)
 
 
+def test_hidden_files_and_folders_are_left_out(tmp_path):
+    folder = tmp_path / '.mine'
+    for name in ('a.png', '._a.png', '.ipynb_checkpoints/a.png', 'b/.c/a.png'):
+        save(folder / name)
+    assert image_files([str(folder)]) == {'a.png': folder / 'a.png'}
+
+
 def test_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     save(tmp_path / 'a' / 'hidden.png')
     scandir = os.scandir
