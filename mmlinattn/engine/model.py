@@ -190,7 +190,8 @@ def number_of_classes(model: nn.Module) -> int:
         part = part[-1] if isinstance(part, nn.ModuleList) else part
         number = getattr(part, 'num_classes', None)
         if number is not None:
-            return number
+            # A decode head with one class separates labels 0 and 1 by a sigmoid.
+            return max(number, 2) if place == 'decode_head' else number
     return getattr(model, 'num_classes', 0)
 
 

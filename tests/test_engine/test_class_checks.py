@@ -15,6 +15,7 @@ from torch import nn
 
 from mmlinattn import __main__ as program
 from mmlinattn.datasets import shapes
+from mmlinattn.engine.model import number_of_classes
 from mmlinattn.engine.preflight.classes import check_heads, check_names
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.run import check_run
@@ -212,6 +213,7 @@ PANOPTIC = dict(THREE, thing_classes=('bolt', 'nut'))
         (dict(roi_head__bbox_head=Head(2), panoptic_head=Head(3)), PANOPTIC),
         (dict(decode_head=Head(1), auxiliary_head=Head(2)), dict(classes=('no', 'yes'))),
         (dict(decode_head=Head(3), backbone=Head(1000)), THREE),
+        (dict(bbox_head=Head(1), head=Head(1)), dict(classes=('road',))),
         (dict(bbox_head=Head(256), language_model=nn.Identity()), THREE),
         (dict(head=Head(7)), dict(classes=None)),
     ],
@@ -231,6 +233,12 @@ def test_heads_that_fit(heads, metainfo):
          r'^model\.auxiliary_head\.0\.num_classes is 19'),
         (dict(head=Head(2)), THREE, 'model.head.num_classes is 2'),
         (dict(bbox_head=Head(3)), PANOPTIC, r'bbox_head\.num_classes=2'),
+        (dict(decode_head=Head(1, loss_decode=Head(0, use_sigmoid=True))), dict(classes=('road',)),
+         r"^model\.decode_head predicts two labels.*\.classes=\('background', 'road'\)$"),
+        (dict(decode_head=Head(2)), dict(classes=('road',)), r"\('background', 'road'\)$"),
+        # A softmax of one output is 1 everywhere.
+        (dict(auxiliary_head=Head(1, loss_decode=Head(0, use_sigmoid=False))),
+         dict(classes=('road',)), r"'road'\) and model\.auxiliary_head\.num_classes=2$"),
     ],
 )  # fmt: skip
 def test_heads_that_do_not_fit(heads, metainfo, message):
@@ -256,6 +264,12 @@ def test_class_weights_of_a_segmentor(losses, wrong):
     for good in ([1.0] * 3, None):
         head = Head(3, loss_decode=Head(0, class_weight=good))
         assert not [*check_heads(model_with(decode_head=head), THREE, 'x')]
+
+
+def test_a_single_output_has_two_classes():
+    """The predictions name both."""
+    assert number_of_classes(model_with(decode_head=Head(1))) == 2
+    assert number_of_classes(model_with(bbox_head=Head(1))) == 1
 
 
 @pytest.mark.parametrize('weights, count', [([3.0], 0), ([1.0, 3.0], 1)])

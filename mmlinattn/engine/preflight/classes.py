@@ -123,12 +123,20 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> Iterator[Fin
     for name, head, found in _heads(model):
         things = metainfo.get('thing_classes') if THING_HEAD.fullmatch(name) else None
         number = len(things or classes)
+        losses = getattr(head, 'loss_decode', ())
+        several = isinstance(losses, (list, nn.ModuleList))
+        losses = losses if several else [losses]
+        of_pixels = name.startswith(('dec', 'aux'))
         # A single output of a segmentor separates two classes by a sigmoid.
-        if found == number or (found == 1 and number == 2 and name.startswith(('dec', 'aux'))):
+        if of_pixels and number == 1 and found <= 2:
+            what = f'model.{name} predicts two labels, 0 and 1, but the data set names one class: '
+            what += f"set metainfo.classes=('background', {classes[0]!r})"
+            if found == 1 and not any(getattr(loss, 'use_sigmoid', False) for loss in losses):
+                what += f' and model.{name}.num_classes=2'
+            yield Finding('class', where, what, True)
+        elif found == number or (of_pixels and found == 1 and number == 2):
             outputs = getattr(head, 'out_channels', found)
-            losses = getattr(head, 'loss_decode', ())
-            several = isinstance(losses, (list, nn.ModuleList))
-            for i, loss in enumerate(losses if several else [losses]):
+            for i, loss in enumerate(losses):
                 weights = getattr(loss, 'class_weight', None)
                 if isinstance(weights, (list, tuple)) and len(weights) != outputs:
                     option = f'model.{name}.loss_decode{f".{i}" if several else ""}.class_weight'
