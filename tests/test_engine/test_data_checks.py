@@ -235,6 +235,7 @@ def segmentor(root, label, reduce_zero_label=False):
     cfg = shrunk('segformer', root)
     for path in root.rglob('*_labelTrainIds.png'):
         seg_map = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        seg_map = seg_map.astype(np.uint16 if label > 255 else np.uint8)
         seg_map[:9], seg_map[9:] = 0, label
         cv2.imwrite(str(path), seg_map)
     cfg.train_dataloader.dataset.reduce_zero_label = reduce_zero_label
@@ -254,6 +255,19 @@ def test_maps_with_labels_that_the_model_lacks(root):
     segmentor(root, 77)
     with pytest.raises(DataError, match=r'has labels \[77\]'):  # while training
         dataset[1]
+
+
+def test_maps_of_16_bits_that_mmsegmentation_wraps(root):
+    """Their labels are known ones after the cast; 65535 is ignored as 255 is."""
+    message = r'TrainIds.png has labels \[257\], .* \(257 as 1\): write a map of 8 bits'
+    with pytest.raises(DataError, match=message):
+        loaded(segmentor(root, 257))
+    cfg = segmentor(root, 65535)
+    loaded(cfg)
+    cfg.model.decode_head.ignore_index = 254
+    cfg.model.decode_head.num_classes = 256
+    with pytest.raises(DataError, match=r'has labels \[65535\]'):
+        loaded(cfg)
 
 
 def findings(cfg):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
+import mmcv
 import numpy as np
 from mmcv.transforms import LoadAnnotations, LoadImageFromFile
 from mmengine import fileio
@@ -101,6 +102,26 @@ class CheckedLoading:
             elif not is_trained.any():
                 yield Finding('mask', where, 'has ignored pixels only, nothing is trained')
 
+    def wrapped_labels(self, loaded: dict) -> Iterator[Finding]:
+        """Find labels above 255 in the file of a loaded map, which MMSegmentation wraps.
+
+        65535 becomes 255, and is not found where 255 is ignored.
+        """
+        seg_map, where = loaded.get('gt_seg_map'), loaded.get('seg_map_path')
+        is_cast = isinstance(self.load, LoadAnnotations) and getattr(seg_map, 'dtype', 0) == 'uint8'
+        if not is_cast or where is None:
+            return
+        data = fileio.get(where, self.load.backend_args)
+        if data[1:4] == b'PNG' and data[24] <= 8:  # bits of a channel
+            return
+        values = np.unique(mmcv.imfrombytes(data, 'unchanged', backend=self.load.imdecode_backend))
+        is_ignored = (values == 65535) & (self.labels.ignored == 255)
+        strange = values[(values > 255) & ~is_ignored].tolist()
+        if strange:
+            what = f'has labels {strange[:5]}, which are read modulo 256 ({strange[0]} as '
+            what += f'{int(strange[0]) % 256}): write a map of 8 bits with labels up to 255'
+            yield Finding('class', where, what, True)
+
 
 def _unreadable(path: str, error: Exception, is_video: bool) -> Finding:
     """Return the finding for a file that cannot be loaded, with the reason that it shows."""
@@ -185,7 +206,7 @@ def sample_findings(
         for step in steps:
             if results is not None:
                 results, more = step.loaded(results)
-                found += more
+                found += [*step.wrapped_labels(results or {})] or more
         if isinstance(path, str) and results is not None:  # some decoders fill what is missing
             why = file_fault(fileio.get(path, getattr(part, 'backend_args', None)))
             found += [Finding('file', path, why)] if why else []
