@@ -8,7 +8,9 @@ import torch
 from mmengine.config import Config
 from torch import Tensor
 
+from ..engine.model import preprocessor_of
 from ..utils import atomic_write, check_writable
+from ..utils.messages import log_warning
 from .capture import capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
 from .deployable import Deployable, load
@@ -143,5 +145,23 @@ def export(
     for path in paths.values():
         check_writable(path)
     exported = Export(*load(cfg, checkpoint), settings, image)
+    warn_of_padding(cfg, exported.metadata)
     for name, path in paths.items():
         yield exported.write(name, path)
+
+
+def warn_of_padding(cfg: Config, metadata: FileMetadata) -> None:
+    """Warn if a segmentor's file pads images that its config does not pad."""
+    given = preprocessor_of(cfg).get('test_cfg') or {}
+    stride, (height, width) = metadata.stride, metadata.shape
+    sides, option = f'multiples of {stride}', f'size_divisor={stride}'
+    is_equal = (given.get('size_divisor') or 1) % stride == 0
+    if not metadata.dynamic:
+        sides, option = f'{height}x{width}', f'size=({height}, {width})'
+        is_equal = tuple(given.get('size') or ()) == (height, width)
+    if metadata.task == 'segmentation' and not is_equal:
+        log_warning(
+            f'the file pads images to {sides}, the config does not: labels of other images differ '
+            f'from those of the checkpoint. Set model.data_preprocessor.test_cfg=dict({option}) in '
+            'the config for equal labels'
+        )

@@ -1,9 +1,12 @@
 """The command lines of export: a file that scores as the model does, and errors of one line."""
 
+import json
+
 import pytest
 import torch
+from mmengine.config import Config
 
-from mmlinattn.deployment import FORMATS, capture
+from mmlinattn.deployment import FORMATS, FileMetadata, capture, exporter
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from tests.test_deployment.conftest import captures
@@ -36,13 +39,17 @@ def checkpoint(root, tmp_path):
 
 @captures
 @pytest.mark.parametrize('task', ['seg'])
-def test_a_file_scores_as_the_model_does(root, run, options, checkpoint, tmp_path, capsys, task):
+def test_a_file_scores_as_the_model_does(
+    root, run, options, checkpoint, tmp_path, capsys, monkeypatch, task
+):
     pytest.importorskip('onnxruntime', reason='it comes with the extra "export"')
     pytest.importorskip('onnxscript', reason='it comes with the extra "export"')
     config, weights, changes = root / CONFIGS[task], checkpoint(task), options(task)
-    out = tmp_path / 'model'
+    out, said = tmp_path / 'model', []
+    monkeypatch.setattr(exporter, 'log_warning', said.append)
     run('export', config, weights, '--shape', 64, 64, '--static',
         '--out', f'{out}.onnx', '--cfg-options', *changes)  # fmt: skip
+    assert len(said) == 1 and 'test_cfg=dict(size=(64, 64))' in said[0]
     printed = capsys.readouterr().out
     assert 'compared on the first image of the test set' in printed
     assert 'model.onnx, ' in printed and 'largest difference from torch at 64x64' in printed
@@ -50,6 +57,26 @@ def test_a_file_scores_as_the_model_does(root, run, options, checkpoint, tmp_pat
         run('test', config, file, '--work-dir', tmp_path / name, '--cfg-options', *changes)
     expected, found = metrics(tmp_path / 'torch'), metrics(tmp_path / 'onnx')
     assert found['mIoU'] == pytest.approx(expected['mIoU'], abs=0.1) and expected['mIoU'] > 0
+
+
+@pytest.mark.parametrize(
+    'given, dynamic, cure',
+    [
+        (None, True, 'test_cfg=dict(size_divisor=32)'),
+        (dict(size_divisor=16), True, 'size_divisor=32'),
+        (dict(size_divisor=64), True, None),
+        (dict(size_divisor=32), False, 'test_cfg=dict(size=(64, 96))'),
+        (dict(size=[64, 96]), False, None),
+    ],
+)
+def test_a_config_that_does_not_pad_as_the_file(monkeypatch, given, dynamic, cure):
+    said = []
+    monkeypatch.setattr(exporter, 'log_warning', said.append)
+    cfg = Config(dict(model=dict(data_preprocessor=dict(test_cfg=given))))
+    for task in ('classification', 'segmentation'):
+        about = description(task, 2, dynamic=dynamic, shape=[64, 96])
+        exporter.warn_of_padding(cfg, FileMetadata.from_json(json.dumps(about)))
+    assert [cure in text for text in said] == [True] * bool(cure)
 
 
 @captures
