@@ -16,6 +16,7 @@ from torch import nn
 from mmlinattn import __main__ as program
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.model import number_of_classes
+from mmlinattn.engine.preflight import weights
 from mmlinattn.engine.preflight.classes import check_heads, check_names
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.run import check_run
@@ -166,7 +167,7 @@ def test_folders_that_number_other_classes(tmp_path, change_folder, options, mes
         ('xyz', None),  # the checkpoint has other names for them
     ],
 )
-def test_folders_of_a_checkpoint(tmp_path, names, message):
+def test_folders_of_a_checkpoint(tmp_path, monkeypatch, names, message):
     pytest.importorskip('mmpretrain', reason='the data set is of this framework')
     for name in names:
         (tmp_path / name).mkdir()
@@ -175,6 +176,10 @@ def test_folders_of_a_checkpoint(tmp_path, names, message):
     meta = dict(dataset_meta=dict(classes=tuple('bcd')))
     with pytest.raises(DataError, match=message) if message else nullcontext():
         _check_classes(cfg, meta, 'test', True)
+    said = []
+    monkeypatch.setattr(weights, 'log_warning', said.append)
+    _check_classes(cfg, meta, 'test', False)  # a head of another size starts anew
+    assert not said or len(names) == len('bcd')
 
 
 class Head(nn.Module):

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 from mmengine.config import Config
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, TRANSFORMS
 from PIL import ExifTags, Image
 
 from mmlinattn.datasets import shapes
@@ -262,6 +262,14 @@ def test_maps_of_16_bits_that_mmsegmentation_wraps(root):
     message = r'TrainIds.png has labels \[257\], .* \(257 as 1\): write a map of 8 bits'
     with pytest.raises(DataError, match=message):
         loaded(segmentor(root, 257))
+    cfg = segmentor(root, 257)
+    base = TRANSFORMS.get('mmseg.LoadAnnotations')
+    own = type('Own', (base,), dict(_load_seg_map=lambda *args: base._load_seg_map(*args)))
+    own._load_seg_map.__module__ = 'mine'
+    TRANSFORMS.register_module(module=own, force=True)
+    for step in cfg.train_dataloader.dataset.pipeline:
+        step.type = 'mmengine.Own' if step.type.endswith('LoadAnnotations') else step.type
+    loaded(cfg)  # it may read labels above 255
     cfg = segmentor(root, 65535)
     loaded(cfg)
     cfg.model.decode_head.ignore_index = 254

@@ -200,7 +200,7 @@ def test_command_line(tool, root, tmp_path, error_of):
         8,
     )
     # Weights of a file, with the options of its attention.
-    cfg = tool.module.load_config(str(root / 'configs/zoo/ravlt-nano_shapes.py'))
+    cfg = tool.module.load_image_config(str(root / 'configs/zoo/ravlt-nano_shapes.py'))
     attn_cfg = dict(type='RWGKA', num_anchors=4)
     cfg.model.backbone.attn_cfg = attn_cfg
     torch.manual_seed(3)
@@ -223,7 +223,7 @@ def test_command_line(tool, root, tmp_path, error_of):
 def test_a_trained_detector_or_segmentor(tool, tmp_path, error_of, config):
     """The weights are those of the checkpoint, for the image as the model takes it."""
     config = f'configs/quickstart/{config}.py'
-    cfg = tool.module.load_config(str(tool.root / config))
+    cfg = tool.module.load_image_config(str(tool.root / config))
     torch.manual_seed(7)
     model = MODELS.build(cfg.model).eval()
     save_checkpoint(tmp_path / 'a.pth', model.state_dict(), {})

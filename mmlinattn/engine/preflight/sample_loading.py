@@ -105,11 +105,11 @@ class CheckedLoading:
     def wrapped_labels(self, loaded: dict) -> Iterator[Finding]:
         """Find labels above 255 in the file of a loaded map, which MMSegmentation wraps.
 
-        65535 becomes 255, and is not found where 255 is ignored.
+        65535 becomes 255, and is not found where 255 is ignored. A subclass may read otherwise.
         """
-        seg_map, where = loaded.get('gt_seg_map'), loaded.get('seg_map_path')
-        is_cast = isinstance(self.load, LoadAnnotations) and getattr(seg_map, 'dtype', 0) == 'uint8'
-        if not is_cast or where is None:
+        read = getattr(type(self.load), '_load_seg_map', None)
+        where = loaded.get('seg_map_path')
+        if getattr(read, '__module__', '') != 'mmseg.datasets.transforms.loading' or where is None:
             return
         data = fileio.get(where, self.load.backend_args)
         if data[1:4] == b'PNG' and data[24] <= 8:  # bits of a channel
@@ -186,17 +186,17 @@ def sample_findings(
         parts: the data sets of a data loader.
         labels: labels that the model is trained with.
         trained: the data are for training: each class should occur.
-        limit: number of samples of each data set, spread over all of them, and the one with the
-            greatest label of an annotation file; None for all.
+        limit: number of samples of each data set, spread over all of them, and the video with
+            the greatest label; None for all.
     """
     tasks: List[Tuple[BaseDataset, List[CheckedLoading], int]] = []
     for part in parts:
         steps, size = check_loading(part, labels), min(limit or len(part), len(part))
         places = {(len(part) - 1) * k // max(size - 1, 1) for k in range(size)}
         listed = labels.number and size < len(part) and part.ann_file
-        if listed and 'gt_label' in part.get_data_info(0):
-            given = (part.get_data_info(i).get('gt_label', -1) for i in range(len(part)))
-            places.add(int(np.argmax([max(np.ravel(label), default=-1) for label in given])))
+        if listed and 'video_path' in part.get_data_info(0):
+            given = [part.get_data_info(i)['gt_label'] for i in range(len(part))]
+            places.add(given.index(max(given)))
         tasks += [(part, steps, place) for place in sorted(places)]
 
     def look(task: Tuple[BaseDataset, List[CheckedLoading], int]):

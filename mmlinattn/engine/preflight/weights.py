@@ -75,7 +75,9 @@ def _check_classes(cfg: Config, meta: dict, split: str, fatal: bool) -> None:
             # A folder that is missing or new moves the labels of those behind it.
             others = {label: name for label, name in enumerate(folders) if name in known}
             is_moved = any(tuple(known[i : i + 1]) != (name,) for i, name in others.items())
-            for finding in check_same_classes(lists, is_moved):
+            # Fine-tuning with another number of classes starts with a new head.
+            is_comparable = fatal or len(folders) == len(known)
+            for finding in check_same_classes(lists, is_moved and is_comparable):
                 text = f'{finding.where}: {finding.what}'
                 if fatal:
                     raise DataError(text)
