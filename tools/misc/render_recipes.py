@@ -66,11 +66,10 @@ COLUMNS = {
 }
 
 # Sections of the model zoo: tasks of their models.
-CLASSIFIERS = 'Image classification, for the start of other models'
 ZOO = {
     'Detection and instance segmentation': ['Object Detection', 'Instance Segmentation'],
     'Semantic segmentation': ['Semantic Segmentation'],
-    CLASSIFIERS: ['Image Classification'],
+    'Image classification, for the start of other models': ['Image Classification'],
     'Videos': ['Action Recognition'],
 }
 ZOO_HEAD = """# Model zoo
@@ -257,7 +256,7 @@ def licences() -> Dict[str, List[str]]:
 
 def zoo(recipes: Dict[str, Any]) -> str:
     """Return a table a task of the models with a score and weights."""
-    groups: Dict[str, List[tuple]] = {title: [] for title in ZOO}
+    groups: Dict[str, List[str]] = {title: [] for title in ZOO}
     known = licences()
     for method in methods():
         ledger = load_experiments(method)
@@ -279,27 +278,13 @@ def zoo(recipes: Dict[str, Any]) -> str:
             task = entry['Results'][0]['Task']
             (title,) = (title for title, tasks in ZOO.items() if task in tasks)
             data = entry['Metadata']['Training Data']
-            groups[title].append((f'[{name}](../{entry["Config"]})', data, score, weights, licence))
-    return '\n'.join(
-        f'## {title}\n\n' + (by_weights(rows) if title == CLASSIFIERS else by_model(rows)) + '\n'
-        for title, rows in groups.items()
-    )
-
-
-def by_model(rows: List[tuple]) -> str:
-    """Return a table of the zoo with a row a model."""
+            groups[title].append(
+                f'| [{name}](../{entry["Config"]}) | {data} | {score} | {weights} | {licence} |'
+            )
     head = '| model | data | score | weights | licence |\n| --- | --- | --- | --- | --- |\n'
-    return head + '\n'.join(f'| {" | ".join(row)} |' for row in rows)
-
-
-def by_weights(rows: List[tuple]) -> str:
-    """Return a table of the zoo with a row for all models of a release."""
-    releases: Dict[tuple, List[str]] = {}
-    for model, data, score, *of in rows:
-        releases.setdefault((*of, data), []).append(f'{model} {score}')
-    head = '| weights | licence | data | models |\n| --- | --- | --- | --- |\n'
-    lines = [f'| {" | ".join(of)} | {"; ".join(models)} |' for of, models in releases.items()]
-    return head + '\n'.join(lines)
+    return '\n'.join(
+        f'## {title}\n\n{head}' + '\n'.join(rows) + '\n' for title, rows in groups.items()
+    )
 
 
 def ours(metrics: Dict[str, float]) -> str:
