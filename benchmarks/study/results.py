@@ -95,17 +95,12 @@ def committed(grid: Grid, file: Path) -> Results:
 
 def page(results: Results, images: Path) -> str:
     """Return the text of ``docs/studies/NAME.md``, and draw its pictures in ``docs/images``."""
-    lines = [f'# {results.grid.title}', '', '[What it shows](../studies.md)', '']
-    lines += table(results, search=False)
+    lines = [f'# {results.grid.title}', '', '[What it shows](../studies.md)', '', *table(results)]
     return '\n'.join([*lines, *draw(results, images, f'{results.grid.name}_'), ''])
 
 
-def table(results: Results, search: bool = True) -> List[str]:
-    """Return the results in Markdown: tables, gaps with their reasons, rates and facts.
-
-    Args:
-        search: show the score of each learning rate, not only the chosen ones.
-    """
+def table(results: Results) -> List[str]:
+    """Return the results in Markdown: tables, gaps with their reasons, rates and facts."""
     grid, lines = results.grid, []
     axis = grid.page.get('tables')
     for name in grid.axes[axis] if axis else ['']:
@@ -114,8 +109,7 @@ def table(results: Results, search: bool = True) -> List[str]:
         for part in _tables(results, {axis: name} if axis else {}):
             lines += [*part, '']
     gaps = _gaps(results)
-    rates = _rates(results) if search else _chosen(results)
-    return [*lines, *rates, *gaps, *[''] * bool(gaps), *_made_with(results)]
+    return [*lines, *_rates(results), *gaps, *[''] * bool(gaps), *_made_with(results)]
 
 
 def title(grid: Grid, axis: str, name: str) -> str:
@@ -154,26 +148,6 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
 
 
 def _rates(results: Results) -> List[str]:
-    """Return the table of the search for the learning rates."""
-    grid, metric = results.grid, results.grid.numbers[0]
-    if not grid.learning_rates:
-        return []
-    chosen = chosen_rates(grid, results.records)
-    lines = []
-    for values in grid.points():
-        runs = grid.search(values)
-        cells = [', '.join(title(grid, axis, name) for axis, name in values.items())]
-        for run in runs:
-            metrics = results.records.get(run.name, {}).get('metrics')
-            number = metrics and metric.factor * metrics[CHOOSING][metric.key]
-            cells.append('no result' if number is None else f'{number:.{metric.digits}f}')
-        lines.append([*cells, f'{chosen[runs[0].point]:g}' if runs[0].point in chosen else ''])
-    heads = [f'{rate:g}' for rate in grid.learning_rates]
-    words = f'Learning rates, {metric.name} on the validation split with seed 0:'
-    return [words, '', *tables.markdown(['', *heads, 'chosen'], lines), '']
-
-
-def _chosen(results: Results) -> List[str]:
     """Return the chosen learning rates in one line, the most frequent one first."""
     grid = results.grid
     rates: Dict[float, List[str]] = {}

@@ -151,17 +151,19 @@ def export(
 
 
 def warn_of_padding(cfg: Config, metadata: FileMetadata) -> None:
-    """Warn if a segmentor's file pads images that its config does not pad."""
+    """Warn if a segmentor's file pads images to other sizes than its config."""
+    if metadata.task != 'segmentation' or cfg.model.get('test_cfg', {}).get('mode') == 'slide':
+        return
     given = preprocessor_of(cfg).get('test_cfg') or {}
     stride, (height, width) = metadata.stride, metadata.shape
     sides, option = f'multiples of {stride}', f'size_divisor={stride}'
-    is_equal = (given.get('size_divisor') or 1) % stride == 0
+    pads_alike = (given.get('size_divisor') or 1) % stride == 0
     if not metadata.dynamic:
         sides, option = f'{height}x{width}', f'size=({height}, {width})'
-        is_equal = tuple(given.get('size') or ()) == (height, width)
-    if metadata.task == 'segmentation' and not is_equal:
+        pads_alike = tuple(given.get('size') or ()) == (height, width)
+    if not pads_alike:
         log_warning(
-            f'the file pads images to {sides}, the config does not: labels of other images differ '
-            f'from those of the checkpoint. Set model.data_preprocessor.test_cfg=dict({option}) in '
-            'the config for equal labels'
+            f'the file pads images to {sides}, the config does not: labels of images of other '
+            'sizes differ from those of the checkpoint. Set '
+            f'model.data_preprocessor.test_cfg=dict({option}) in the config for equal labels'
         )

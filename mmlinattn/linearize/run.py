@@ -241,8 +241,10 @@ class Linearizer:
     def _write_results(self) -> None:
         """Write the config of the result and the report."""
         result = copy.deepcopy(self.plan.cfg)
-        # MMEngine fills in the folder of the config, which may be moved.
-        result.load_from, result.resume = '{{ fileDirname }}/' + MODEL, False
+        folder = os.path.abspath(self.out)
+        if not set(folder) & set('\'"\\'):  # MMEngine cannot fill those in
+            folder = '{{ fileDirname }}'  # of the config, which may be moved
+        result.load_from, result.resume = f'{folder}/{MODEL}', False
         result.pop('work_dir', None)
         result.dump(self.out / CONFIG)
         write_report(self.out, self.record)

@@ -240,7 +240,8 @@ def test_heads_that_fit(heads, metainfo):
         (dict(bbox_head=Head(3)), PANOPTIC, r'bbox_head\.num_classes=2'),
         (dict(decode_head=Head(1, loss_decode=Head(0, use_sigmoid=True))), dict(classes=('road',)),
          r"^model\.decode_head predicts two labels.*\.classes=\('background', 'road'\)$"),
-        (dict(decode_head=Head(2)), dict(classes=('road',)), r"\('background', 'road'\)$"),
+        (dict(decode_head=Head(2)), dict(classes=('road',), reduce_zero_label=True),
+         r"\('background', 'road'\) and reduce_zero_label=False$"),
         # A softmax of one output is 1 everywhere.
         (dict(auxiliary_head=Head(1, loss_decode=Head(0, use_sigmoid=False))),
          dict(classes=('road',)), r"'road'\) and model\.auxiliary_head\.num_classes=2$"),

@@ -73,8 +73,13 @@ def test_a_config_that_does_not_pad_as_the_file(monkeypatch, given, dynamic, cur
     said = []
     monkeypatch.setattr(exporter, 'log_warning', said.append)
     cfg = Config(dict(model=dict(data_preprocessor=dict(test_cfg=given))))
-    for task in ('classification', 'segmentation'):
+    for task, mode in (
+        ('classification', 'whole'),
+        ('segmentation', 'slide'),
+        ('segmentation', 'whole'),
+    ):
         about = description(task, 2, dynamic=dynamic, shape=[64, 96])
+        cfg.model.test_cfg = dict(mode=mode)
         exporter.warn_of_padding(cfg, FileMetadata.from_json(json.dumps(about)))
     assert [cure in text for text in said] == [True] * bool(cure)
 

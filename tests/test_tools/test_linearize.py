@@ -216,7 +216,7 @@ def test_without_a_folder_the_training_images_are_used(teacher):
 
 def test_encoder_of_smca(smca, run, tmp_path):
     """All stages, on padded batches: the encoder alone changes, and no iterations are the swap."""
-    out, more = tmp_path / 'out', ['--keep-softmax', 'last1']
+    out, more = tmp_path / "it's", ['--keep-softmax', 'last1']
     arguments = options(smca, out, 4, 4, *more)
     run('linearize', *arguments)
     report = json.loads((out / 'report.json').read_text())

@@ -133,6 +133,8 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> Iterator[Fin
             what += f"set metainfo.classes=('background', {classes[0]!r})"
             if found == 1 and not any(getattr(loss, 'use_sigmoid', False) for loss in losses):
                 what += f' and model.{name}.num_classes=2'
+            if metainfo.get('reduce_zero_label'):  # it ignores the background
+                what += ' and reduce_zero_label=False'
             yield Finding('class', where, what, True)
         elif found == number or (of_pixels and found == 1 and number == 2):
             outputs = getattr(head, 'out_channels', found)

@@ -2,11 +2,12 @@
 
 from typing import Any, Optional, Tuple
 
+import torch
 from torch import Tensor
 
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import choose_backend
-from ..common.numerics import active_tracer
+from ..common.numerics import active_tracer, is_exporting
 from .groups import RippleOptions, check_groups, drop_empty_last
 from .reference import ripple_reference
 from .rows import ripple_rows
@@ -101,7 +102,8 @@ def ripple_attention(
         return chosen(chosen.options(*hw_shape, float(eps)), q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
-    if active_tracer():  # plain operations with the same result
+    if is_exporting() or (not torch.compiler.is_compiling() and active_tracer()):
+        # Plain operations with the same result. The compiler of torch 2.4 fails at the last check.
         return ripple_rows(q, k, v, weights, options)
     if chosen == 'torch':
         chosen = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], hw_shape, groups)
