@@ -187,8 +187,8 @@ def serve(
         page = build_page(callbacks, examples)
         fonts = dict(font=['system-ui', 'sans-serif'], font_mono=['monospace'])  # none from the web
         _, address, _ = page.launch(
-            server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
-            max_file_size='50mb', theme=gr.themes.Default(**fonts),
+            server_name=host, server_port=port, share=False, quiet=True, show_error=True,
+            prevent_thread_lock=True, max_file_size='50mb', theme=gr.themes.Default(**fonts),
         )  # fmt: skip
         print(f'{address} (Ctrl-C closes it)', flush=True)
         try:
