@@ -41,8 +41,8 @@ def add_depthwise(x: Tensor, conv: nn.Conv2d, hw_shape: Sequence[int]) -> Tensor
 def _identity_kernel(height: int, width: int) -> Tensor:
     """Return a float32 kernel (height, width) with 1 at its centre and 0 elsewhere."""
     with torch.inference_mode(False):  # training may use it later
-        kernel = torch.zeros(height, width)
-        kernel[height // 2, width // 2] = 1
+        kernel = torch.zeros(height, width, dtype=torch.float32, device='cpu')
+        kernel[height // 2, width // 2].fill_(1)
         return kernel
 
 

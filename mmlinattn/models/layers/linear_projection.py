@@ -75,19 +75,25 @@ class KeyBiaslessLinear(nn.Linear):
         return F.linear(x, self.weight, self.effective_bias())
 
 
-def projection_bias(layer: nn.Linear) -> Optional[Tensor]:
-    """Return the bias that a projection adds."""
-    return layer.effective_bias() if isinstance(layer, KeyBiaslessLinear) else layer.bias
-
-
 # Projections whose rows are outputs that can be computed by themselves.
 PLAIN = (nn.Linear, CPULinear, KeyBiaslessLinear)
+
+
+def projection_of_zero(layer: nn.Linear, like: Tensor, width: int) -> Optional[Tensor]:
+    """Return the projection of a token 0 of ``width`` channels, dtype and device as ``like``.
+
+    It is the bias, or None without one; a layer that has replaced the projection is called.
+    """
+    if type(layer) not in PLAIN:
+        return layer(like.new_zeros(1, width))[0]
+    return layer.effective_bias() if isinstance(layer, KeyBiaslessLinear) else layer.bias
 
 
 def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """Return consecutive outputs of a projection, each computed from another input.
 
-    A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs.
+    A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs, and
+    so does one with hooks, such as those of ``torch.nn.utils.prune``.
     Inputs are pairs of a tensor (..., C) and its number of outputs.
 
     Example:
@@ -97,10 +103,10 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
         (True, True)
     """
     counts = [count for _, count in inputs]
-    if type(layer) not in PLAIN:
+    if type(layer) not in PLAIN or has_hooks(layer):
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [layer(x)[..., end - n : end] for (x, n), end in zip(inputs, ends)]
-    weight, bias = layer.weight, projection_bias(layer)
+    weight, bias = layer.weight, projection_of_zero(layer, layer.weight, layer.in_features)
     device = weight.device.type
     if device != 'meta' and torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
         # Cast once: autocast would cast each part.

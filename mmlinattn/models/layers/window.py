@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...ops.common.numerics import constant
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .linear_projection import projection_bias
+from .linear_projection import projection_of_zero
 from .relative_position_bias import relative_position_index
 from .softmax import SoftmaxAttention, softmax_attention
 from .token_layout import TokenLayout, require_static_size
@@ -82,9 +82,9 @@ class WindowAttention(SoftmaxAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         owner = type(self).__name__
         windows = WindowPartition(layout.hw_shape, self.window_size, self.shift, owner)
-        bias = projection_bias(self.in_proj) if windows.is_padded else None
+        bias = projection_of_zero(self.in_proj, q, self.embed_dims) if windows.is_padded else None
         if bias is not None:
-            # The projection of a token 0 is its bias. A projected gate has the last part.
+            # A projected gate has the last part.
             bias = bias[: 3 * self.embed_dims].view(3, 1, self.num_heads, 1, 1, -1)
         if windows.is_exact or q.is_cpu:
             biases = (None,) * 3 if bias is None else bias.unbind(0)

@@ -5,7 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mmlinattn.models.layers import add_depthwise, map_to_tokens, tokens_to_map
+from mmlinattn.models.layers import (
+    add_depthwise,
+    depthwise_conv,
+    map_to_tokens,
+    tokens_to_map,
+)
 
 from .conftest import assert_near_exact
 
@@ -37,3 +42,17 @@ def test_half_types_keep_small_kernels():
         )
     by_hand = x.bfloat16() + map_to_tokens(conv.bfloat16()(tokens_to_map(x.bfloat16(), (3, 3))))
     assert torch.equal(add_depthwise(x.bfloat16(), conv, (3, 3)), by_hand)
+
+
+def test_the_defaults_of_torch_at_the_first_call_change_nothing():
+    depthwise_conv._identity_kernel.cache_clear()
+    x, conv = torch.randn(1, 9, 2), nn.Conv2d(2, 2, 3, padding=1, groups=2)
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device('meta')
+        out = add_depthwise(x, conv, (3, 3))
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    torch.testing.assert_close(out, add_depthwise(x, conv, (3, 3)))
+    torch.testing.assert_close(out, x + map_to_tokens(conv(tokens_to_map(x, (3, 3)))))

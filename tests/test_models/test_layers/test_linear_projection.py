@@ -1,5 +1,7 @@
 """Hooks, pruning, replacement and quantisation of the linear layers and convolutions."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from mmlinattn.models.layers import (
     SoftmaxAttention,
     SpatialReductionAttention,
     TokenLayout,
+    WindowAttention,
 )
 from mmlinattn.models.layers.ffn import MLP
 from mmlinattn.models.layers.linear_projection import is_unmodified
@@ -109,6 +112,31 @@ def test_a_replaced_projection_is_called_with_query_positions(kind):
     out = attn.attend(*(attn.split_heads(t) for t in (q, k, v)), layout)
     expected = attn.proj(out.transpose(1, 2).flatten(2))
     torch.testing.assert_close(attn(x, (3, 4), pos), expected)
+
+
+@pytest.mark.parametrize('kind', [SoftmaxAttention, SpatialReductionAttention])
+def test_a_pruned_attention_computes_with_the_weights_that_it_loads(kind):
+    attn, loaded = kind(8, 2), kind(8, 2)
+    for layer in (attn, loaded):
+        prune.l1_unstructured(layer.in_proj, 'weight', amount=0.5)
+    loaded.load_state_dict(attn.state_dict())
+    x, pos = torch.randn(2, 1, 12, 8).unbind()
+    for _ in range(2):  # a weight that no call computes keeps the graph of the first step
+        out = loaded(x, (3, 4), pos)
+        torch.testing.assert_close(out, attn(x, (3, 4), pos))
+        out.sum().backward()
+    assert loaded.in_proj.weight_orig.grad.any()
+
+
+def test_windows_are_padded_with_what_a_replaced_projection_makes_of_zero():
+    attn = WindowAttention(8, 2, window_size=2)
+    merged = copy.deepcopy(attn)
+    attn.in_proj = adapter = Adapter(attn.in_proj)
+    with torch.no_grad():
+        merged.in_proj.weight += adapter.up.weight @ adapter.down.weight
+        merged.in_proj.bias += adapter.up(adapter.down.bias)
+    x = torch.randn(1, 15, 8)
+    torch.testing.assert_close(attn(x, (3, 5)), merged(x, (3, 5)))
 
 
 def test_parts_of_a_projection_cast_their_weights_once():
