@@ -40,7 +40,8 @@ class BaseAttention(BaseModule):
         embed_dims, num_heads: channels C, and heads, which must divide them.
         qkv_bias, proj_bias: biases of the projections.
         rotary: 2D rotary position on queries and keys, by places that count tokens; or a dict with
-            the options of :class:`.RotaryCoordinates`, by places from -1 to 1 as in DINOv3.
+            the options of :class:`.RotaryCoordinates`, by places from -1 to 1 of the map, with its
+            padding, as in DINOv3.
         lepe: kernel size of the locally enhanced position encoding, a depth-wise convolution of
             the values; 0 for none.
         gate: ``None``, ``'proj'`` (linear projection of x), ``'identity'`` or ``'tanh'``.
