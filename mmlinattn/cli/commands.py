@@ -5,7 +5,7 @@ from argparse import Namespace
 from typing import Callable, Dict, List, Optional, Tuple
 
 from ..utils.suggest import did_you_mean
-from .arguments import analysis, checkpoints, data, linearize, prediction, runs, visualize
+from .arguments import analysis, data, prediction, runs
 
 # Function that parses the arguments. The first line of its docstring describes the command. The
 # module of this package that has its name has a function ``main(args)``, whose errors are printed
@@ -13,7 +13,7 @@ from .arguments import analysis, checkpoints, data, linearize, prediction, runs,
 # decides itself which errors have a traceback.
 Command = Callable[[Optional[List[str]]], Namespace]
 GROUPS: Dict[str, Dict[str, Command]] = {
-    'Train and test': {'train': runs.train, 'test': runs.test, 'linearize': linearize.linearize},
+    'Train and test': {'train': runs.train, 'test': runs.test, 'linearize': runs.linearize},
     'Predict and deploy': {
         'predict': prediction.predict,
         'app': prediction.app,
@@ -22,14 +22,14 @@ GROUPS: Dict[str, Dict[str, Command]] = {
     'Data and weights': {
         'check-data': data.check_data,
         'shapes': data.shapes,
-        'convert': checkpoints.convert,
+        'convert': data.convert,
     },
     'Analyse': {
         'analyze complexity': analysis.complexity,
         'analyze throughput': analysis.throughput,
         'analyze rank': analysis.rank,
-        'analyze attention': visualize.visualize_attention,
-        'analyze key-weights': visualize.visualize_key_weights,
+        'analyze attention': analysis.visualize_attention,
+        'analyze key-weights': analysis.visualize_key_weights,
         'doctor': analysis.doctor,
     },
 }

@@ -97,18 +97,17 @@ class Parser(argparse.ArgumentParser):
     Args:
         command: name of the command, such as ``'train'``.
         description: text of ``--help``.
-        cfg_options: add ``--cfg-options``.
+        config: help of the first argument, a config, to which ``--cfg-options`` belongs.
     """
 
-    def __init__(
-        self, command: str, description: Optional[str], *, cfg_options: bool = False
-    ) -> None:
+    def __init__(self, command: str, description: Optional[str], config: str = '') -> None:
         super().__init__(
             prog=f'mmlinattn {command}',
             description=inspect.cleandoc(description or ''),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if cfg_options:
+        if config:
+            self.add_argument('config', help=config)
             self.add_argument(
                 '--cfg-options',
                 nargs='+',

@@ -14,7 +14,7 @@ from mmlinattn.analysis.throughput import AUTOCAST
 from mmlinattn.apis.sources import MAX_MEGAPIXELS
 from mmlinattn.checkpoints.converters import SOURCES
 from mmlinattn.cli import check_data, doctor, test, train
-from mmlinattn.cli.arguments import analysis, checkpoints, prediction, runs
+from mmlinattn.cli.arguments import analysis, data, prediction, runs
 from mmlinattn.cli.commands import COMMANDS
 from mmlinattn.deployment import FORMATS, is_exported
 from mmlinattn.engine.config_files import package_configs
@@ -39,7 +39,7 @@ def test_every_command_has_a_module_and_help(capsys):
 def test_names_of_the_parsers_are_those_of_the_package():
     """The parsers repeat them, because they import nothing."""
     assert ('fp32', *AUTOCAST) == analysis.PRECISIONS
-    assert list(checkpoints.SOURCES) == sorted(SOURCES)
+    assert list(data.SOURCES) == sorted(SOURCES)
     assert tuple(FORMATS) == prediction.FORMATS
     assert prediction.MAX_MEGAPIXELS == MAX_MEGAPIXELS
     assert all(is_exported(f'a{suffix}') for suffix in runs.EXPORTED)

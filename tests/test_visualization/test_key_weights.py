@@ -13,7 +13,7 @@ from mmengine.registry import MODELS
 from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.cli import visualize_key_weights as module
-from mmlinattn.cli.arguments.visualize import visualize_key_weights
+from mmlinattn.cli.arguments.analysis import visualize_key_weights
 from mmlinattn.models.layers import BaseAttention, build_attention, registered_subclasses
 from mmlinattn.models.layers.attend_calls import Call, calls_of
 from mmlinattn.visualization.key_weights import draw_key_weights, key_shape, key_weights, reach

@@ -19,9 +19,8 @@ def predict(argv: Optional[List[str]] = None) -> Namespace:
     segmentors labels/ with indexed PNGs. An image that cannot be read or predicted is reported and
     skipped; the exit code is then 1.
     """
-    parser = Parser('predict', predict.__doc__, cfg_options=True)
+    parser = Parser('predict', predict.__doc__, config=CONFIG)
     add = parser.add_argument
-    add('config', help=CONFIG)
     add('checkpoint', help='checkpoint (file or address), or exported file (.onnx)')
     add('sources', nargs='+', metavar='SOURCE', help='image, or folder with images')
     add('--out', type=Path, default=Path('work_dirs/predictions'), metavar='DIR')
@@ -66,9 +65,8 @@ def app(argv: Optional[List[str]] = None) -> Namespace:
 
 def export(argv: Optional[List[str]] = None) -> Namespace:
     """Export a trained model to files that run without this package: docs/export.md."""
-    parser = Parser('export', export.__doc__, cfg_options=True)
+    parser = Parser('export', export.__doc__, config=CONFIG)
     add = parser.add_argument
-    add('config', help=CONFIG)
     add('checkpoint', help='checkpoint file')
     add('--format', nargs='+', default=['onnx'], metavar='NAME', help=', '.join(FORMATS))
     add('--shape', nargs=2, type=int, required=True, metavar=('H', 'W'), help='multiples of the '
