@@ -5,15 +5,10 @@ from dataclasses import fields
 from functools import partial
 from typing import Callable
 
-from mmengine.dist import is_main_process
-from mmengine.logging import print_log
-
 from ..engine import config
 from ..engine.distributed import launch
-from ..engine.hooks.preemption_hook import Preempted
 from ..linearize import Linearizer, Options
-from ..utils.command_line import errors_in_one_line
-from .train import KNOWN
+from .train import run
 
 
 def prepare(args: argparse.Namespace) -> Linearizer:
@@ -30,19 +25,7 @@ def prepare(args: argparse.Namespace) -> Linearizer:
     return Linearizer(cfg, args.checkpoint, options)
 
 
-def run(args: argparse.Namespace, work: Linearizer) -> int:
-    with errors_in_one_line(args.debug, KNOWN, args.out):
-        try:
-            work.run()
-        except Preempted:
-            if is_main_process():
-                print_log(f'The same command with --resume continues in {args.out}', 'current')
-            launch.leave_process_group()
-            raise
-    launch.leave_process_group()
-    return 0
-
-
 def main(args: argparse.Namespace) -> Callable[[], int]:
     """Check everything, and return the function that trains."""
-    return partial(run, args, prepare(args))
+    advice = f'The same command with --resume continues in {args.out}'
+    return partial(run, prepare(args).run, args.debug, args.out, advice)

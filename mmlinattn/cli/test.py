@@ -16,9 +16,8 @@ from ..engine.preflight.run import check_run, check_sections
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..utils import check_writable
-from ..utils.command_line import errors_in_one_line
 from .arguments.runs import EXPORTED
-from .train import KNOWN
+from .train import run
 
 
 def prepare(args: argparse.Namespace) -> PluginRunner:
@@ -96,13 +95,7 @@ def runner_of_exported(cfg: Config, path: str) -> PluginRunner:
     return runner
 
 
-def test(args: argparse.Namespace, runner: PluginRunner) -> int:
-    with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
-        runner.test()
-    launch.leave_process_group()
-    return 0
-
-
 def main(args: argparse.Namespace) -> Callable[[], int]:
     """Check everything, and return the function that tests."""
-    return partial(test, args, prepare(args))
+    runner = prepare(args)
+    return partial(run, runner.test, args.debug, runner.log_dir)

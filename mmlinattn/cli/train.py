@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Callable
 
 from mmengine.dist import is_main_process
+from mmengine.logging import print_log
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..checkpoints import CheckpointError
@@ -43,11 +44,14 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     return runner
 
 
-def train(args: argparse.Namespace, runner: PluginRunner) -> int:
-    with errors_in_one_line(args.debug, KNOWN, runner.log_dir):
+def run(work: Callable[[], object], debug: bool, log_dir: str, advice: str = '') -> int:
+    """Run the work of a command in all processes; if a signal ends it, log the advice."""
+    with errors_in_one_line(debug, KNOWN, log_dir):
         try:
-            runner.train()
+            work()
         except Preempted:
+            if advice and is_main_process():
+                print_log(advice, 'current')
             launch.leave_process_group()
             raise
     launch.leave_process_group()
@@ -56,4 +60,5 @@ def train(args: argparse.Namespace, runner: PluginRunner) -> int:
 
 def main(args: argparse.Namespace) -> Callable[[], int]:
     """Check everything, and return the function that trains."""
-    return partial(train, args, prepare(args))
+    runner = prepare(args)
+    return partial(run, runner.train, args.debug, runner.log_dir)
