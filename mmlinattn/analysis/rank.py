@@ -180,8 +180,7 @@ def layer_ranks(
         with ExitStack() as stack:
             calls = [stack.enter_context(calls_of(layer.attn)) for layer in layers]
             for layer in layers:
-                hook = layer.attn.register_forward_hook(layer.add_output)
-                stack.callback(hook.remove)
+                stack.enter_context(layer.attn.register_forward_hook(layer.add_output))
             backbone(image())
         for layer, found in zip(layers, calls):
             for call in found:

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from contextlib import ExitStack
 from typing import Any, Dict, Sequence, Tuple
 
 import torch
@@ -65,17 +66,12 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
     convolution or pooling raises NotDeployable.
     """
     backbone, probe, sides = model.backbone, 256, []
-    hooks = [
-        layer.register_forward_hook(lambda layer, args, out: sides.append(out.shape[-1]))
-        for layer in backbone.modules()
-        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) and layer.stride not in (1, (1, 1))
-    ]
-    try:
-        with torch.no_grad():
-            feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        for layer in backbone.modules():
+            if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) and layer.stride not in (1, (1, 1)):
+                hook = layer.register_forward_hook(lambda _, args, out: sides.append(out.shape[-1]))
+                hooks.enter_context(hook)
+        feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
     if not sides:
         raise NotDeployable(f'the stride of {type(backbone).__name__} cannot be found')
     # A classifier's neck returns vectors, not maps.

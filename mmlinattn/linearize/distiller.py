@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from contextlib import ExitStack
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -114,18 +115,12 @@ class Distiller(BaseModel):
         """Return the error of each replaced attention on the teacher's input, by its name."""
         errors: Dict[str, Tensor] = {}
         last = self.parts[-1]
-        hooks = [
-            self.teacher.get_submodule(name).register_forward_hook(
-                _comparison(errors, name, self.student.get_submodule(name)), with_kwargs=True
-            )
-            for name in self.attentions
-        ]
-        try:
-            with torch.no_grad():
-                outputs_of(self.teacher, last, inputs_of(self.teacher, last, images, data_samples))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with torch.no_grad(), ExitStack() as hooks:
+            for name in self.attentions:
+                compare = _comparison(errors, name, self.student.get_submodule(name))
+                teacher = self.teacher.get_submodule(name)
+                hooks.enter_context(teacher.register_forward_hook(compare, with_kwargs=True))
+            outputs_of(self.teacher, last, inputs_of(self.teacher, last, images, data_samples))
         return errors
 
     def output_errors(

@@ -1,6 +1,6 @@
 """SMCA attention maps: the Gaussian maps of the decoder."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple, Union
@@ -78,18 +78,12 @@ def record(model: nn.Module) -> Iterator[AttentionRecord]:
     def keep_map(index: int):
         return lambda _, args: seen.maps.update({index: args[3][0]})
 
-    hooks = [
-        model.decoder.register_forward_hook(keep_points),
-        model.bbox_head.register_forward_hook(keep_outputs),
-    ]
-    for i, layer in enumerate(model.decoder.layers):
-        hooks.append(layer.cross_attn.register_forward_pre_hook(keep_map(i)))
-    try:
-        with torch.no_grad():
-            yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        hooks.enter_context(model.decoder.register_forward_hook(keep_points))
+        hooks.enter_context(model.bbox_head.register_forward_hook(keep_outputs))
+        for i, layer in enumerate(model.decoder.layers):
+            hooks.enter_context(layer.cross_attn.register_forward_pre_hook(keep_map(i)))
+        yield seen
 
 
 def draw_decoder_maps(
