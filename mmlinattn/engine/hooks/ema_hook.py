@@ -59,17 +59,15 @@ class ModelEMAHook(EMAHook):
     before_test_epoch = before_val_epoch
 
     def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
-        if self.ema_model is not None:
-            found = self._score_average(runner, runner.val_loop, 'val', metrics)
-            RuntimeInfoHook().after_val_epoch(runner, found)
+        self._score_average(runner, runner.val_loop, 'val', metrics)
 
     def after_test_epoch(self, runner: Runner, metrics: dict) -> None:
-        if self.ema_model is not None:
-            found = self._score_average(runner, runner.test_loop, 'test', metrics)
-            RuntimeInfoHook().after_test_epoch(runner, found)
+        self._score_average(runner, runner.test_loop, 'test', metrics)
 
-    def _score_average(self, runner: Runner, loop: BaseLoop, split: str, metrics: dict) -> dict:
-        """Add the scores of the average to ``metrics``, and return the added ones."""
+    def _score_average(self, runner: Runner, loop: BaseLoop, split: str, metrics: dict) -> None:
+        """Add the scores of the average, if there is one, to ``metrics``."""
+        if self.ema_model is None:
+            return
         if self.score not in metrics:
             raise ValueError(f'ModelEMAHook.score is {self.score!r}, not one of {sorted(metrics)}')
         runner.logger.info('The moving average of the weights is scored now.')
@@ -91,7 +89,7 @@ class ModelEMAHook(EMAHook):
         found[f'{self.score}_best'] = max(metrics[self.score], averaged[self.score])
         # The checkpoint hook, which runs later, gets the same dict.
         metrics.update(found)
-        return found
+        getattr(RuntimeInfoHook(), f'after_{split}_epoch')(runner, found)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         checkpoint['ema_state_dict'] = self.ema_model.state_dict()

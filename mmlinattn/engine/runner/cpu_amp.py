@@ -2,8 +2,7 @@
 
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from operator import attrgetter
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Iterator, Union
 
 import torch
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
@@ -72,19 +71,11 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         inner = unwrapped(model)
         names = getattr(inner, 'amp_parts', ('backbone', 'neck'))
-        parts = [part for part in (_part(inner, name) for name in names) if part is not None]
+        parts = [part for name, part in inner.named_modules() if name in names]
         with OptimWrapper.optim_context(self, model), ExitStack() as stack:
             for part in parts:
                 stack.enter_context(_autocast(part, self.cast_dtype))
             yield
-
-
-def _part(model: nn.Module, name: str) -> Optional[nn.Module]:
-    """Return a module by its dotted name, or None."""
-    try:
-        return attrgetter(name)(model)
-    except AttributeError:
-        return None
 
 
 @contextmanager
