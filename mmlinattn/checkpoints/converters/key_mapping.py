@@ -48,8 +48,8 @@ def from_one(template: str) -> Callable[[re.Match], str]:
 
 
 def linear(weight: Tensor) -> Tensor:
-    """Return the weight of a 1x1 convolution (out, in, 1, 1) as a linear weight (out, in)."""
-    return weight.flatten(1)
+    """Return the weight of a 1x1 convolution as a linear weight (out, in); a bias stays."""
+    return weight.flatten(1) if weight.dim() > 1 else weight
 
 
 # Names of necks and heads are unchanged since MMDetection 2.3 and MMSegmentation 0.6.

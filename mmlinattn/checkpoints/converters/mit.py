@@ -45,17 +45,15 @@ MMSEG = (
     KeyRule(MMSEG_BLOCK + r'attn\.attn\.in_proj_', STAGE + 'attn.in_proj.'),
     KeyRule(MMSEG_BLOCK + r'attn\.attn\.out_proj\.', STAGE + 'attn.proj.'),
     KeyRule(MMSEG_BLOCK + r'(norm[12]|attn\.(?:sr|norm))\.', STAGE + r'\3.'),
-    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.0\.weight$', STAGE + 'ffn.fc1.weight', linear),
-    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.0\.', STAGE + 'ffn.fc1.'),
+    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.0\.', STAGE + 'ffn.fc1.', linear),
     KeyRule(MMSEG_BLOCK + r'ffn\.layers\.1\.', STAGE + 'ffn.dwconv.'),
-    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.4\.weight$', STAGE + 'ffn.fc2.weight', linear),
-    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.4\.', STAGE + 'ffn.fc2.'),
+    KeyRule(MMSEG_BLOCK + r'ffn\.layers\.4\.', STAGE + 'ffn.fc2.', linear),
 )
 
 
 def _pointwise(weight: Tensor) -> Tensor:
-    """Return a linear weight (out, in) as the weight of a 1x1 convolution (out, in, 1, 1)."""
-    return weight[..., None, None]
+    """Return a linear weight (out, in) as that of a 1x1 convolution; a bias stays."""
+    return weight[..., None, None] if weight.dim() > 1 else weight
 
 
 def _finest_first(weight: Tensor) -> Tensor:
@@ -65,9 +63,7 @@ def _finest_first(weight: Tensor) -> Tensor:
 
 # Into AllMLPHead. The release's own `conv_seg` comes from its base class and is never used.
 RELEASED_HEAD = (
-    KeyRule(r'decode_head\.linear_c(\d)\.proj\.weight$',
-         from_one('decode_head.convs.{}.weight'), _pointwise),
-    KeyRule(r'decode_head\.linear_c(\d)\.proj\.', from_one('decode_head.convs.{}.')),
+    KeyRule(r'decode_head\.linear_c(\d)\.proj\.', from_one('decode_head.convs.{}.'), _pointwise),
     KeyRule(r'decode_head\.linear_fuse\.conv\.weight$',
          'decode_head.fusion_conv.conv.weight', _finest_first),
     KeyRule(r'decode_head\.linear_fuse\.bn\.', 'decode_head.fusion_conv.bn.'),
@@ -87,10 +83,7 @@ OF_HF = (
     KeyRule(HF_BLOCK + r'mlp\.dwconv\.dwconv\.', STAGE + 'ffn.dwconv.'),
     KeyRule(HF + r'layer_norm\.(\d)\.', r'backbone.norms.\1.'),
     KeyRule(r'classifier\.', 'head.fc.'),
-    KeyRule(
-        r'decode_head\.linear_c\.(\d)\.proj\.weight$', r'decode_head.convs.\1.weight', _pointwise
-    ),
-    KeyRule(r'decode_head\.linear_c\.(\d)\.proj\.', r'decode_head.convs.\1.'),
+    KeyRule(r'decode_head\.linear_c\.(\d)\.proj\.', r'decode_head.convs.\1.', _pointwise),
     KeyRule(
         r'decode_head\.linear_fuse\.weight$', 'decode_head.fusion_conv.conv.weight', _finest_first
     ),

@@ -34,12 +34,9 @@ RULES = (
     KeyRule(BACKBONE + r'patch_embed\.proj\.(0|1|3|4|6|7|9|10)\.', _stem),
     KeyRule(BLOCK + r'pos\.', STAGE + 'cpe.'),
     KeyRule(BLOCK + r'norm([12])\.norm\.', STAGE + r'norm\3.'),
-    KeyRule(BLOCK + r'attn\.qkvo\.weight$', STAGE + 'attn.in_proj.weight', linear),
-    KeyRule(BLOCK + r'attn\.qkvo\.', STAGE + 'attn.in_proj.'),
-    KeyRule(BLOCK + r'attn\.proj\.weight$', STAGE + 'attn.proj.weight', linear),
-    KeyRule(BLOCK + r'attn\.(lepe|proj)\.', STAGE + r'attn.\3.'),
-    KeyRule(BLOCK + r'ffn\.(fc1|fc2)\.weight$', STAGE + r'ffn.\3.weight', linear),
-    KeyRule(BLOCK + r'ffn\.(fc1|fc2|dwconv)\.', STAGE + r'ffn.\3.'),
+    KeyRule(BLOCK + r'attn\.qkvo\.', STAGE + 'attn.in_proj.', linear),
+    KeyRule(BLOCK + r'(attn\.proj|ffn\.fc[12])\.', STAGE + r'\3.', linear),
+    KeyRule(BLOCK + r'(attn\.lepe|ffn\.dwconv)\.', STAGE + r'\3.'),
     KeyRule(BLOCK + r'gamma_([12])$', STAGE + r'gamma\3', Tensor.flatten),  # (1, C, 1, 1)
     KeyRule(LAYER + r'downsample\.reduction\.', r'backbone.downsamples.\1.conv.'),
     KeyRule(LAYER + r'downsample\.norm\.', r'backbone.downsamples.\1.bn.'),
@@ -47,8 +44,7 @@ RULES = (
     KeyRule(LAYER + r'RoPE\.angle$', None, reason='rotary angles, which the model computes'),
     KeyRule(r'proj\.', 'neck.conv.'),
     KeyRule(r'norm\.', 'neck.bn.'),
-    KeyRule(r'head\.weight$', 'head.fc.weight', linear),
-    KeyRule(r'head\.', 'head.fc.'),
+    KeyRule(r'head\.', 'head.fc.', linear),
     *OPENMMLAB,
 )
 
