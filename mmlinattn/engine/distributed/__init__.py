@@ -1,1 +1,1 @@
-"""Start and end of distributed processes, and a wrapper of models with several optimizers."""
+"""Start, communication and end of distributed processes."""

@@ -23,8 +23,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
 from ...utils import dicts, key_of
-from ...utils.option_names import option_names
-from ...utils.suggest import did_you_mean
+from ...utils.suggest import did_you_mean, option_names
 
 Names = FrozenSet[str]
 

@@ -7,8 +7,8 @@ from mmengine.model import BaseModule, trunc_normal_init
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...utils.option_names import unknown_option
 from ...utils.pretrained import initial_weights_read_safely
+from ...utils.suggest import unknown_option
 from ..layers import AttnCfg, AttnCfgs, BaseAttention, expand_attn_cfg, init_layers, tokens_to_map
 from ..layers.activation_checkpointing import checkpoint_block
 

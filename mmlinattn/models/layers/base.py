@@ -11,7 +11,7 @@ from ...ops.common.checks import check_heads, check_padding_mask, check_rate, ch
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.packed import PackedShapes
 from ...ops.common.rotary import Rotary, apply_rotary
-from ...utils.option_names import unknown_option
+from ...utils.suggest import unknown_option
 from . import attention_checks as checks
 from .attention_info import AttentionInfo
 from .linear_projection import apply_dropout, linear_parts

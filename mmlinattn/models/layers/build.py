@@ -6,8 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Sequence, Type, Union
 from mmengine.registry import MODELS
 from torch import nn
 
-from ...utils.option_names import NAMED, option_names, unknown_option
-from ...utils.suggest import did_you_mean
+from ...utils.suggest import NAMED, did_you_mean, option_names, unknown_option
 from .base import BaseAttention
 
 AttnCfg = Union[str, dict, Type[BaseAttention]]
