@@ -100,21 +100,14 @@ class Linearizer:
         self._once('swap', self._swap)
         self._evaluate('swap')
         last = 'swap'
-        for phase in self.phases:
+        for phase in [*self.phases, *['c'] * self.options.finetune]:
             start = self.out / f'{last}.pth'
             if not self._has(phase):
                 cfg = self._phase_config(phase, start)
                 trained = train_phase(cfg, self.out / f'phase_{phase}', self.options)
-                self._once(phase, partial(self._save_student, phase, start, trained))
+                self._once(phase, partial(self._save_trained, phase, start, trained))
             self._evaluate(phase)
             last = phase
-        if self.options.finetune:
-            if not self._has('c'):
-                cfg = finetune_config(self.plan.cfg, str(self.out / f'{last}.pth'))
-                trained = train_phase(cfg, self.out / 'phase_c', self.options)
-                self._once('c', partial(self._save_copy, 'c', trained))
-            self._evaluate('c')
-            last = 'c'
         self._once('model', partial(self._save_copy, 'model', self.out / f'{last}.pth'))
         if is_main_process():
             self._write_results()
@@ -204,13 +197,16 @@ class Linearizer:
     def _save_copy(self, stage: str, path: Path) -> None:
         self._save(read_checkpoint(path), stage)
 
-    def _save_student(self, phase: str, start: Path, trained: Path) -> None:
-        """Save the model with the trained parts; all others are those of the teacher."""
-        content = read_checkpoint(start)
-        content['state_dict'].update(student_weights(trained, self.plan.parts))
+    def _save_trained(self, phase: str, start: Path, trained: Path) -> None:
+        """Save the model of a phase; A and B train some of its parts, the others do not change."""
+        content = read_checkpoint(trained if phase == 'c' else start)
+        if phase != 'c':
+            content['state_dict'].update(student_weights(trained, self.plan.parts))
         self._save(content, phase)
 
     def _phase_config(self, phase: str, start: Path) -> Config:
+        if phase == 'c':
+            return finetune_config(self.plan.cfg, str(start))
         return phase_config(
             self.cfg, self.plan.cfg, phase, self.options, self.checkpoint, str(start),
             str(self.out / IMAGES),
