@@ -3,7 +3,7 @@
 Also for those of FLatten-Transformer, PolaFormer, InLine and Agent attention in Swin.
 """
 
-from typing import Callable, Dict, List, Mapping
+from typing import Any, Dict, Mapping
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from .key_mapping import (
     OPENMMLAB,
     Converted,
     KeyRule,
+    from_one,
     fuse,
     rename,
 )
@@ -42,64 +43,50 @@ AGENT_BIASES = dict(
     ha=('query_bias_rows', lambda bias: bias[0, :, :, 0].transpose(1, 2)),
     wa=('query_bias_columns', lambda bias: bias[0, :, 0].transpose(1, 2)),
 )
-
-
-def _merge(into: int) -> Callable:
-    """Return a function that names the patch merging between two stages.
-
-    ``into`` is 0 if the release counts it with the stage before, 1 if with the stage after.
-    """
-    return lambda match: f'backbone.merges.{int(match[1]) - into}.'
-
-
-def _rules(merge: Callable) -> List[KeyRule]:
-    blocks = [
-        (r'norm([12])\.', r'norm\3.'),
-        (r'attn\.(?:w_msa\.)?qkv\.', 'attn.in_proj.'),
-        (r'attn\.(?:w_msa\.)?proj\.', 'attn.proj.'),
-        (r'attn\.(?:w_msa\.)?relative_position_bias_table$', 'attn.relative_bias'),
-        (r'mlp\.(fc[12])\.', r'ffn.\3.'),
-        (r'ffn\.layers\.0\.0\.', 'ffn.fc1.'),
-        (r'ffn\.layers\.1\.', 'ffn.fc2.'),
-        (r'attn\.qkvg\.', 'attn.in_proj.'),
-        (r'attn\.dwc\.', 'attn.lepe.'),
-        (r'attn\.residual\.', 'attn.local_weights.'),
-        (r'attn\.(scale|power)$', r'attn.feature_map.\3'),
-        (r'attn\.positional_encoding$', 'attn.position.embedding'),
-        (r'attention\.self\.in_proj\.', 'attn.in_proj.'),
-        (r'attention\.self\.relative_position_bias_table$', 'attn.relative_bias'),
-        *HF_LAYER_PARTS,
-    ]
-    return [
-        KeyRule(r'.*(relative_position_index|attn_mask)$', None, reason='constants of windows'),
-        KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.patch_embed.proj.'),
-        KeyRule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
-        *(
-            KeyRule(stage + r'blocks\.(\d+)\.' + theirs, r'backbone.stages.\1.\2.' + ours)
-            for stage in (RELEASED, OPENMMLAB_STAGE, HF_STAGE)
-            for theirs, ours in blocks
-        ),
-        *(
-            KeyRule(
-                RELEASED + rf'blocks\.(\d+)\.attn\.{theirs}_bias$',
-                rf'backbone.stages.\1.\2.attn.{ours}',
-                reshape,
-            )
-            for theirs, (ours, reshape) in AGENT_BIASES.items()
-        ),
-        KeyRule(RELEASED + r'downsample\.', merge),
-        KeyRule(HF_STAGE + r'downsample\.', _merge(0)),
-        KeyRule(HF + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
-        KeyRule(HF + r'embeddings\.patch_embeddings\.projection\.', 'backbone.patch_embed.proj.'),
-        KeyRule(HF + r'layernorm\.', 'backbone.out_norms.3.'),
-        KeyRule(r'classifier\.', 'head.fc.'),
-        KeyRule(OPENMMLAB_STAGE + r'downsample\.', _merge(0), _channels),
-        KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
-        KeyRule(r'norm\.', 'backbone.out_norms.3.'),
-        KeyRule(r'head\.fc\.', 'head.fc.'),
-        KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
-        *OPENMMLAB,
-    ]
+# Names of a block in all sources, and here.
+BLOCKS = (
+    (r'norm([12])\.', r'norm\3.'),
+    (r'attn\.(?:w_msa\.)?qkv\.', 'attn.in_proj.'),
+    (r'attn\.(?:w_msa\.)?proj\.', 'attn.proj.'),
+    (r'attn\.(?:w_msa\.)?relative_position_bias_table$', 'attn.relative_bias'),
+    (r'mlp\.(fc[12])\.', r'ffn.\3.'),
+    (r'ffn\.layers\.0\.0\.', 'ffn.fc1.'),
+    (r'ffn\.layers\.1\.', 'ffn.fc2.'),
+    (r'attn\.qkvg\.', 'attn.in_proj.'),
+    (r'attn\.dwc\.', 'attn.lepe.'),
+    (r'attn\.residual\.', 'attn.local_weights.'),
+    (r'attn\.(scale|power)$', r'attn.feature_map.\3'),
+    (r'attn\.positional_encoding$', 'attn.position.embedding'),
+    (r'attention\.self\.in_proj\.', 'attn.in_proj.'),
+    (r'attention\.self\.relative_position_bias_table$', 'attn.relative_bias'),
+    *HF_LAYER_PARTS,
+)
+BLOCK = r'backbone.stages.\1.\2.'
+RULES = (
+    KeyRule(r'.*(relative_position_index|attn_mask)$', None, reason='constants of windows'),
+    KeyRule(BACKBONE + r'patch_embed\.proj(?:ection)?\.', 'backbone.patch_embed.proj.'),
+    KeyRule(BACKBONE + r'patch_embed\.norm\.', 'backbone.patch_embed.norm.'),
+    *(
+        KeyRule(stage + r'blocks\.(\d+)\.' + theirs, BLOCK + ours)
+        for stage in (RELEASED, OPENMMLAB_STAGE, HF_STAGE)
+        for theirs, ours in BLOCKS
+    ),
+    *(
+        KeyRule(RELEASED + rf'blocks\.(\d+)\.attn\.{theirs}_bias$', f'{BLOCK}attn.{ours}', reshape)
+        for theirs, (ours, reshape) in AGENT_BIASES.items()
+    ),
+    KeyRule(HF_STAGE + r'downsample\.', r'backbone.merges.\1.'),
+    KeyRule(HF + r'embeddings\.norm\.', 'backbone.patch_embed.norm.'),
+    KeyRule(HF + r'embeddings\.patch_embeddings\.projection\.', 'backbone.patch_embed.proj.'),
+    KeyRule(HF + r'layernorm\.', 'backbone.out_norms.3.'),
+    KeyRule(r'classifier\.', 'head.fc.'),
+    KeyRule(OPENMMLAB_STAGE + r'downsample\.', r'backbone.merges.\1.', _channels),
+    KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
+    KeyRule(r'norm\.', 'backbone.out_norms.3.'),
+    KeyRule(r'head\.fc\.', 'head.fc.'),
+    KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+    *OPENMMLAB,
+)
 
 
 def convert_swin(state_dict: Mapping[str, Tensor]) -> Converted:
@@ -109,9 +96,12 @@ def convert_swin(state_dict: Mapping[str, Tensor]) -> Converted:
         CheckpointError: an attention lacks a tensor.
     """
     # timm counts a merge with the stage after it, so the last stage has one.
-    counted_behind = any(name.startswith('layers.3.downsample.') for name in state_dict)
+    ours: Any = r'backbone.merges.\1.'
+    if any(name.startswith('layers.3.downsample.') for name in state_dict):
+        ours = from_one('backbone.merges.{}.')
+    merge = KeyRule(RELEASED + r'downsample\.', ours)
     fused = fuse(state_dict, HF_SELF_QKV, 'self.in_proj')
-    return rename(_split_heads(fused), _rules(_merge(int(counted_behind))))
+    return rename(_split_heads(fused), (merge, *RULES))
 
 
 def _split_heads(state_dict: Mapping[str, Tensor]) -> Dict[str, Tensor]:
