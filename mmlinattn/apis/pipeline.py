@@ -1,16 +1,79 @@
 """Test pipelines of configs, for images in memory too."""
 
 import copy
-from typing import List, Sequence
+from pathlib import Path
+from typing import List, Optional, Sequence
 
 import numpy as np
 from mmengine.config import Config
 from mmengine.dataset import Compose
+from mmengine.registry import DefaultScope
+
+from .sources import MAX_MEGAPIXELS, ImageError, read_image
+
+# Options of LoadImageFromFile with which it reads what `read_image` reads.
+PLAIN = dict(color_type='color', imdecode_backend='cv2', to_float32=False)
 
 
 def steps_of(cfg: Config) -> List[dict]:
     """Return the test pipeline of a config; raise ValueError if there is none."""
     return list(test_dataset(cfg)['pipeline'])
+
+
+def loading_step(steps: Sequence[dict]) -> dict:
+    """Return the step that reads the image: the first one, unless the data set holds pixels."""
+    is_loading = steps and step_name(steps[0]).startswith('Load')
+    step = dict(steps[0] if is_loading else {}) or dict(type='LoadImageFromFile')
+    step.pop('backend_args', None)  # predicted files are local
+    return step
+
+
+class Reader:
+    """Reader of image files, by the step that loads them in the test pipeline.
+
+    Args:
+        steps: the test pipeline.
+        scope: ``default_scope`` of the config.
+
+    Attributes:
+        is_plain: True if images are those of :func:`.sources.read_image`.
+    """
+
+    def __init__(self, steps: Sequence[dict], scope: Optional[str]) -> None:
+        step = loading_step(steps)
+        self.is_checked = step_name(step) == 'LoadImageFromFile'
+        self.is_plain = self.is_checked and {k: step.get(k, v) for k, v in PLAIN.items()} == PLAIN
+        with DefaultScope.overwrite_default_scope(scope):
+            self.load = Compose([step])
+
+    def __call__(self, path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
+        """Return the pixels of an image; raise :class:`.sources.ImageError` if it has none."""
+        image = read_image(path, max_megapixels) if self.is_checked else None
+        if image is not None and self.is_plain:
+            return image
+        try:
+            return self.load(dict(img_path=str(path)))['img']
+        except Exception as error:  # steps raise arbitrary exceptions
+            reason = f'{type(error).__name__}: {error}'
+            raise ImageError(f'image {path} cannot be read: {reason}') from error
+
+
+def as_bgr(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels (H, W) or (H, W, channels) of any type as a picture, (H, W, 3) uint8.
+
+    Values outside of 0..255 are scaled; of any number of channels but three the first is shown.
+
+    Example:
+        >>> as_bgr(np.array([[0, 65535]], np.uint16)).tolist()
+        [[[0, 0, 0], [255, 255, 255]]]
+    """
+    if pixels.dtype != np.uint8:
+        low, high = float(pixels.min()), float(pixels.max())
+        if low < 0 or not 1 < high <= 255:
+            pixels = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-9))
+        pixels = pixels.astype(np.uint8)
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    return pixels if pixels.shape[2] == 3 else pixels[..., :1].repeat(3, 2)
 
 
 def without_loading(steps: Sequence[dict]) -> List[dict]:
@@ -33,7 +96,7 @@ def packed_input(pipeline: Compose, image: np.ndarray) -> dict:
 
     Args:
         pipeline: steps of :func:`without_loading`, built in the scope of the config.
-        image: (H, W, 3), uint8, BGR.
+        image: pixels, as the pipeline loads them.
     """
     shape = image.shape[:2]
     known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0, sample_idx=0)

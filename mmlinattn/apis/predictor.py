@@ -22,9 +22,9 @@ from ..engine.model import class_names, load_model, metainfos, number_of_classes
 from ..utils import check_integer
 from .augmentation import augmentation, check_augmentable, merging_model
 from .coco import category_ids, coco_categories
-from .pipeline import packed_input, steps_of, without_loading
+from .pipeline import Reader, as_bgr, packed_input, steps_of, without_loading
 from .prediction import Prediction
-from .sources import image_files, read_image
+from .sources import image_files
 
 TASKS = {'mmdet': 'detection', 'mmseg': 'segmentation', 'mmpretrain': 'classification'}
 HEADS = ('head', 'bbox_head', 'roi_head', 'panoptic_head', 'decode_head')
@@ -73,6 +73,7 @@ class Predictor:
         classes: class names.
         categories: COCO categories of the classes, with colours and the ids of the test data.
         model: the model in eval mode.
+        read: returns the pixels of an image file, read as by the test pipeline.
         notes: sentences for the user, such as why category ids are counted from 1.
 
     Raises:
@@ -107,6 +108,7 @@ class Predictor:
                 self.network = merging_model(merging, self.model)
                 self.notes.append(text)
             self.pipeline = Compose(without_loading(steps))
+        self.read = Reader(steps, scope)
         self.classes = class_names(cfg, meta, number_of_classes(self.model))
         ids, reason = category_ids(cfg, self.classes)
         if reason and self.task == 'detection':
@@ -121,7 +123,8 @@ class Predictor:
 
         Args:
             source: path of an image or a folder (searched recursively); array (H, W, 3) uint8 in
-                BGR, as ``cv2.imread`` returns it; PIL image; or a list of these.
+                BGR, as ``cv2.imread`` returns it; PIL image; or a list of these. If the test
+                pipeline loads other pixels, such as one channel, arrays are those pixels.
             min_score: lowest score of objects, see :class:`.prediction.Prediction`.
             batch_size: number of images to read at once, see :meth:`predict_batch`.
 
@@ -143,7 +146,7 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield the predictions of a source one by one; see :meth:`__call__`."""
         batch_size = check_integer('batch_size', batch_size)
-        images = _images(source)
+        images = self._images(source)
         while batch := list(islice(images, batch_size)):
             pixels, names = zip(*batch)
             yield from self.predict_batch(pixels, names, min_score)
@@ -166,7 +169,7 @@ class Predictor:
         so nothing is padded. Views of test-time augmentation go image by image.
 
         Args:
-            images: (H, W, 3) each, uint8, BGR.
+            images: (H, W, 3) each, uint8, BGR, or pixels as the test pipeline loads them.
             names: names of the images.
             min_score: see :class:`.prediction.Prediction`.
 
@@ -182,8 +185,8 @@ class Predictor:
                     f'image must be an array, got {type(image).__name__}: predictor(source) takes '
                     'paths and PIL images'
                 )
-            is_fit = image.ndim == 3 and image.shape[2] == 3 and image.size
-            if not is_fit or image.dtype != np.uint8:
+            is_fit = image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8
+            if not image.size or (self.read.is_plain and not is_fit):
                 raise ValueError(
                     f'image must be (H, W, 3) uint8 in BGR, got {image.shape} {image.dtype}'
                     + ('; cv2.cvtColor converts grey images' if image.ndim == 2 else '')
@@ -198,7 +201,7 @@ class Predictor:
                 samples += self.network.test_step(pseudo_collate([one for _, one in group]))
         seconds = (time.perf_counter() - start) / max(len(images), 1)
         return [
-            Prediction(sample.cpu(), seconds, image, name, self.categories, min_score)
+            Prediction(sample.cpu(), seconds, as_bgr(image), name, self.categories, min_score)
             for sample, image, name in zip(samples, images, names)
         ]
 
@@ -207,24 +210,25 @@ class Predictor:
         with DefaultScope.overwrite_default_scope(self.cfg.default_scope):
             return pseudo_collate([packed_input(self.pipeline, image)])
 
-
-def _images(source: Union[Picture, Iterable[Picture]]) -> Iterator[Tuple[np.ndarray, str]]:
-    """Yield the pixels (H, W, 3), BGR, and the name of each image of a source."""
-    if isinstance(source, (list, tuple)):
-        for one in source:
-            yield from _images(one)
-    elif isinstance(source, (str, Path)):
-        for name, path in image_files([str(source)]).items():
-            yield read_image(path), name
-    elif isinstance(source, Image.Image):
-        yield _bgr(ImageOps.exif_transpose(source)), ''
-    elif isinstance(source, np.ndarray):
-        yield source, ''
-    else:
-        raise ValueError(
-            'source must be a path, an array, a PIL image or a list of these, '
-            f'got {type(source).__name__}'
-        )
+    def _images(
+        self, source: Union[Picture, Iterable[Picture]]
+    ) -> Iterator[Tuple[np.ndarray, str]]:
+        """Yield the pixels and the name of each image of a source."""
+        if isinstance(source, (list, tuple)):
+            for one in source:
+                yield from self._images(one)
+        elif isinstance(source, (str, Path)):
+            for name, path in image_files([str(source)]).items():
+                yield self.read(path), name
+        elif isinstance(source, Image.Image) and self.read.is_plain:
+            yield _bgr(ImageOps.exif_transpose(source)), ''
+        elif isinstance(source, np.ndarray):
+            yield source, ''
+        else:
+            kinds = 'a path, an array' + ', a PIL image' * self.read.is_plain
+            raise ValueError(
+                f'source must be {kinds} or a list of these, got {type(source).__name__}'
+            )
 
 
 def _bgr(image: Image.Image) -> np.ndarray:

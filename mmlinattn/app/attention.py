@@ -9,6 +9,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import DefaultScope
 
 from ..apis import Predictor
+from ..apis.pipeline import as_bgr
 from ..models.layers import BaseAttention, LinearCrossAttention
 from ..models.layers.attend_calls import calls_of
 from ..visualization.key_weights import key_weights, overlay, reach
@@ -38,7 +39,7 @@ def attention_of(
 
     Args:
         predictor: predictor with the model.
-        image: (H, W, 3) uint8 BGR.
+        image: pixels, from ``predictor.read``.
         layer: one of :func:`attention_layers`.
         pixel: (x, y) in the returned picture; its middle by default.
 
@@ -60,7 +61,7 @@ def attention_of(
             "once (test_cfg.mode='whole')"
         )
     # The network's input, in the colours before normalisation, with its padding in grey.
-    inputs = batch['inputs'][0].permute(1, 2, 0).numpy().astype(np.uint8)
+    inputs = as_bgr(batch['inputs'][0].permute(1, 2, 0).numpy())
     height, width = data['inputs'][0].shape[-2:]
     pad = (0, height - inputs.shape[0], 0, width - inputs.shape[1])
     seen = cv2.copyMakeBorder(inputs, *pad, cv2.BORDER_CONSTANT, value=(114,) * 3)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 import cv2
 import numpy as np
 
-from ..apis import Prediction, Predictor, read_image
+from ..apis import Prediction, Predictor
 from .attention import attention_layers, attention_of, enlarged
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class Callbacks:
         if path is None:
             return None, None, ''
         with self.turn:
-            found = self.open(name).predict(read_image(Path(path)), min_score=min_score)
+            predictor = self.open(name)
+            found = predictor.predict(predictor.read(Path(path)), min_score=min_score)
             drawn = cv2.cvtColor(enlarged(found.plot()), cv2.COLOR_BGR2RGB)
             height, width = found.image.shape[:2]
             text = f'{1e3 * found.seconds:.0f} ms for {width} x {height} pixels'
@@ -51,7 +52,8 @@ class Callbacks:
             return None, '' if layer else NO_LAYER
         with self.turn:
             at = None if pixel is None else (pixel[0], pixel[1])
-            return attention_of(self.open(name), read_image(Path(path)), layer, at)
+            predictor = self.open(name)
+            return attention_of(predictor, predictor.read(Path(path)), layer, at)
 
     def layers(self, name: str) -> List[str]:
         return attention_layers(self.models[name].model)

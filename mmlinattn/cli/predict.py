@@ -12,7 +12,7 @@ from typing import Dict, Iterable, List
 import numpy as np
 from rich.progress import Progress
 
-from ..apis import Prediction, Predictor, coco_json, image_files, load, read_image
+from ..apis import Prediction, Predictor, coco_json, image_files, load
 from ..engine.model import check_device
 from ..utils import check_writable, write_json
 from ..utils.command_line import error_text, plain_console, progress_bars
@@ -42,7 +42,7 @@ class Job:
             images = {}
             for name in batch:
                 try:
-                    images[name] = read_image(files[name], self.args.max_megapixels)
+                    images[name] = self.predictor.read(files[name], self.args.max_megapixels)
                 except ValueError as error:
                     self.fail(str(error))
             for prediction in self.predict(images):

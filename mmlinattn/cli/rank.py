@@ -15,8 +15,8 @@ from rich.table import Table
 from torch import Tensor
 
 from ..analysis.rank import MATRICES, LayerRank, layer_ranks
-from ..apis.pipeline import packed_input, steps_of, without_loading
-from ..apis.sources import image_files, read_image
+from ..apis.pipeline import Reader, packed_input, steps_of, without_loading
+from ..apis.sources import image_files
 from ..engine.config import load_image_config
 from ..engine.model import check_device, initial_model, load_model
 from ..utils import check_writable, write_json
@@ -37,14 +37,14 @@ def noise(args: argparse.Namespace) -> Tuple[Inputs, str]:
     return inputs, f'{args.num_images} images of random noise, {height} x {width}'
 
 
-def open_images(folder: str, number: int) -> Dict[str, np.ndarray]:
+def open_images(folder: str, number: int, read: Reader) -> Dict[str, np.ndarray]:
     """Read evenly spaced images of a folder, by name."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'--images {folder}: there is no such folder')
     files = image_files([folder])
     names, number = [*files], min(number, len(files))
     chosen = [names[i * len(names) // number] for i in range(number)]
-    return {name: read_image(files[name]) for name in chosen}
+    return {name: read(files[name]) for name in chosen}
 
 
 def inputs_of(cfg: Config, model: BaseModel, images: Iterable[np.ndarray]) -> Inputs:
@@ -84,7 +84,10 @@ def table(layers: Sequence[LayerRank], title: str, tolerance: float) -> Table:
 
 def main(args: argparse.Namespace) -> int:
     cfg, args.device = load_image_config(args.config, args.cfg_options), check_device(args.device)
-    images = open_images(args.images, args.num_images) if args.images else {}
+    images = {}
+    if args.images:
+        read = Reader(steps_of(cfg), cfg.get('default_scope'))
+        images = open_images(args.images, args.num_images, read)
     for name in FILES:
         check_writable(args.out / name)
     if args.checkpoint:

@@ -7,6 +7,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmcv.transforms import LoadImageFromFile
+from mmengine.registry import TRANSFORMS
 from PIL import Image
 from torchvision.ops import batched_nms
 
@@ -79,6 +81,63 @@ def test_16_bits_are_read_as_those_of_a_file(predictor, tmp_path, mode):
     for source in (tmp_path / 'dark.png', Image.fromarray(np.int32(values // 64))):
         with pytest.raises(ValueError, match='its 16-bit values end at 1023, black in 8 bits'):
             predictor('cls')(source)
+
+
+@TRANSFORMS.register_module()
+class LoadInverted(LoadImageFromFile):
+    def transform(self, results):
+        results = super().transform(results)
+        results['img'] = 255 - results['img']
+        return results
+
+
+FIRST = 'test_dataloader.dataset.pipeline.0.'
+
+
+@pytest.mark.parametrize(
+    'options, as_loaded',
+    [
+        (dict(type='LoadInverted'), lambda image: 255 - image),
+        (dict(color_type='color_ignore_orientation'), lambda image: image),
+        (dict(color_type='unchanged', to_float32=True), lambda image: image.astype(np.float32)),
+    ],
+)
+def test_files_are_read_by_the_test_pipeline(files, predictor, tmp_path, options, as_loaded):
+    """Both an own step and options of the framework's; the file asks to be turned."""
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.fromarray(IMAGE[..., ::-1]).save(tmp_path / 'a.png', exif=exif)
+    changed = load(*files('cls'), cfg_options={f'{FIRST}{k}': v for k, v in options.items()})
+    found = changed(tmp_path / 'a.png')
+    expected = as_loaded(IMAGE if 'color_type' in options else np.rot90(IMAGE, -1))
+    assert torch.equal(scores_of(found), scores_of(changed(expected)))
+    assert not torch.equal(scores_of(found), scores_of(predictor('cls')(tmp_path / 'a.png')))
+    np.testing.assert_array_equal(found.image, expected)
+    with pytest.raises(ValueError, match='must be a path, an array or a list of these'):
+        changed(Image.open(tmp_path / 'a.png'))
+    (tmp_path / 'b.png').write_bytes(b'no image')
+    with pytest.raises(ImageError, match='b.png cannot be read'):
+        changed(tmp_path / 'b.png')
+
+
+def test_one_channel(files, tmp_path):
+    path = tmp_path / 'a.png'
+    cv2.imwrite(str(path), IMAGE)
+    grey = load(*files('cls'), cfg_options={f'{FIRST}color_type': 'grayscale'})
+    pixels = grey.read(path)
+    assert pixels.shape[:2] == IMAGE.shape[:2] and pixels.size == IMAGE[..., 0].size
+    grey.network = OneChannel()
+    assert scores_of(grey(path)).shape == (5,)
+    drawn = grey(path)
+    assert (drawn.image == pixels.reshape(64, 96, 1)).all() and drawn.plot().shape[2] == 3
+
+
+class OneChannel(torch.nn.Module):
+    """Stand-in for a classifier of images with one channel."""
+
+    def test_step(self, batch):
+        assert [x.shape[0] for x in batch['inputs']] == [1]
+        return [sample.set_pred_score(torch.ones(5) / 5) for sample in batch['data_samples']]
 
 
 @pytest.mark.parametrize('task', ['cls', 'seg', 'det'])

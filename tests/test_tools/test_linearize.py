@@ -11,12 +11,14 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
+from mmlinattn.apis.pipeline import test_dataset as dataset_of_test
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.linearize import Options
 from mmlinattn.linearize.images import (
+    image_pipeline,
     training_images,
 )
 from mmlinattn.utils.errors import InputError
@@ -212,6 +214,13 @@ def test_without_a_folder_the_training_images_are_used(teacher):
     cfg.train_dataloader = None
     with pytest.raises(DataError, match='has no train_dataloader whose images could be used'):
         training_images(cfg)
+
+
+def test_images_are_read_by_the_test_pipeline(teacher):
+    cfg = load_config(str(teacher[0]))
+    for load in (dict(type='LoadImageFromFile', color_type='unchanged'), dict(type='LoadOwn')):
+        dataset_of_test(cfg)['pipeline'][0] = load
+        assert image_pipeline(cfg, None)[0] == load
 
 
 def test_encoder_of_smca(smca, run, tmp_path):
