@@ -9,7 +9,8 @@ from mmengine.runner import Runner
 from torch import nn
 
 from ..engine.model import unwrapped
-from .pipeline import step_name, steps_of
+from ..utils import type_name
+from .pipeline import steps_of
 
 # Those of the frameworks' tools/test.py, for configs without `tta_model`.
 MERGING = {
@@ -82,7 +83,7 @@ def flip_pipeline(steps: Sequence[dict]) -> List[dict]:
 
     The last step packs the inputs. Clips, which RandomFlip would not mirror, raise ValueError.
     """
-    if any(step_name(step) == 'LoadClip' for step in steps):
+    if any(type_name(step) == 'LoadClip' for step in steps):
         raise ValueError(
             'tta: the default view, a horizontal flip, is of images, and the test pipeline loads '
             'clips; give the config a tta_pipeline, or run without it'

@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 
+from ..utils import type_name
 from .sources import MAX_MEGAPIXELS, ImageError, read_image
 
 # Options of LoadImageFromFile with which it reads what `read_image` reads.
@@ -22,7 +23,7 @@ def steps_of(cfg: Config) -> List[dict]:
 
 def loading_step(steps: Sequence[dict]) -> dict:
     """Return the step that reads the image: the first one, unless the data set holds pixels."""
-    is_loading = steps and step_name(steps[0]).startswith('Load')
+    is_loading = steps and type_name(steps[0]).startswith('Load')
     step = dict(steps[0] if is_loading else {}) or dict(type='LoadImageFromFile')
     step.pop('backend_args', None)  # predicted files are local
     return step
@@ -41,7 +42,7 @@ class Reader:
 
     def __init__(self, steps: Sequence[dict], scope: Optional[str]) -> None:
         step = loading_step(steps)
-        self.is_checked = step_name(step) == 'LoadImageFromFile'
+        self.is_checked = type_name(step) == 'LoadImageFromFile'
         self.is_plain = self.is_checked and {k: step.get(k, v) for k, v in PLAIN.items()} == PLAIN
         with DefaultScope.overwrite_default_scope(scope):
             self.load = Compose([step])
@@ -84,9 +85,9 @@ def without_loading(steps: Sequence[dict]) -> List[dict]:
         >>> without_loading([load, dict(type='TestTimeAug', transforms=[[flip], [load]])])
         [{'type': 'TestTimeAug', 'transforms': [[{'type': 'RandomFlip', 'prob': 1.0}]]}]
     """
-    steps = [step for step in copy.deepcopy(list(steps)) if not step_name(step).startswith('Load')]
+    steps = [step for step in copy.deepcopy(list(steps)) if not type_name(step).startswith('Load')]
     for step in steps:
-        if step_name(step) == 'TestTimeAug':
+        if type_name(step) == 'TestTimeAug':
             step['transforms'] = [*filter(None, map(without_loading, step['transforms']))]
     return steps
 
@@ -119,9 +120,3 @@ def test_dataset(cfg: Config) -> dict:
     if 'pipeline' not in dataset:
         raise ValueError('the config has no test_dataloader.dataset.pipeline')
     return dataset
-
-
-def step_name(step: dict) -> str:
-    """Return the name of the class of a step."""
-    kind = step['type']
-    return kind.split('.')[-1] if isinstance(kind, str) else kind.__name__

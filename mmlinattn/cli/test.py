@@ -15,7 +15,7 @@ from ..engine.model import unwrapped
 from ..engine.preflight.run import check_run, check_sections
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
-from ..utils import check_writable
+from ..utils import check_writable, type_name
 from .arguments.runs import EXPORTED
 from .train import run
 
@@ -55,7 +55,7 @@ def set_pictures(cfg: Config, show_dir: str) -> None:
         'SegVisualizationHook': dict(draw=True, interval=1),
         'VisualizationHook': dict(enable=True, interval=1, out_dir=show_dir),
     }
-    kind = cfg.default_hooks.get('visualization', {}).get('type')
+    kind = type_name(cfg.default_hooks.get('visualization') or {})
     if kind not in options:
         raise ValueError(f'--show-dir: default_hooks.visualization is {kind!r}, which cannot draw')
     cfg.default_hooks.visualization.update(options[kind])

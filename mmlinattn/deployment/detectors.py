@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.ops import roi_align
 
 from ..models.detectors import SMCA
+from ..utils import type_name
 from .deployable import Deployable, NotDeployable
 from .detection_postprocess import (
     MAX_CANDIDATES,
@@ -253,7 +254,7 @@ def check_anchors(head: BaseModule, name: str) -> None:
 def check_nms(cfg: dict, name: str) -> None:
     """Raise NotDeployable unless the config has plain NMS with fixed numbers of boxes."""
     nms = cfg.get('nms', {})
-    if nms.get('type', 'nms') != 'nms' or nms.get('class_agnostic') or 'iou_threshold' not in nms:
+    if type_name(nms, 'nms') != 'nms' or nms.get('class_agnostic') or 'iou_threshold' not in nms:
         raise NotDeployable(f'{name}.nms={dict(nms)} has no exported form, dict(type="nms") has')
     for key in ('nms_pre', 'max_per_img'):
         if key in cfg and not 0 < cfg[key] < 3840:

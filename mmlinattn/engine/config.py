@@ -16,7 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import init_default_scope
 from mmengine.utils import import_modules_from_strings
 
-from ..utils import dicts, has_user, nodes, redacted
+from ..utils import dicts, has_user, nodes, redacted, type_name
 from ..utils.command_line import error_text
 from ..utils.messages import known_messages_hidden, log_warning
 from ..utils.suggest import did_you_mean
@@ -30,6 +30,9 @@ DICTS = (
     'default_hooks', 'train_cfg', 'val_cfg', 'test_cfg', 'env_cfg', 'randomness', 'log_processor',
     'auto_scale_lr', 'visualizer',
 )  # fmt: skip
+
+
+FRAMEWORKS = ('mmdet', 'mmseg', 'mmpretrain')
 
 
 def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
@@ -88,7 +91,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
     check_structure(cfg)
     check_no_passwords(cfg)
     check_options(cfg)
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
     return cfg
 
 
@@ -140,7 +143,11 @@ def _import_custom(custom_imports: Any, path: str) -> None:
 def import_framework(cfg: Config) -> None:
     """Import the framework that ``default_scope`` names, without the messages of its import."""
     scope = cfg.get('default_scope')
-    if scope in ('mmdet', 'mmseg', 'mmpretrain') and importlib.util.find_spec(scope):
+    if scope is None:  # configs of Python types, such as MMDetection's
+        scope = getattr((cfg.get('model') or {}).get('type'), '__module__', '').split('.')[0]
+        if scope in FRAMEWORKS:
+            cfg.default_scope = scope
+    if scope in FRAMEWORKS and importlib.util.find_spec(scope):
         with known_messages_hidden():
             importlib.import_module(f'{scope}.datasets')
             importlib.import_module(f'{scope}.evaluation')
@@ -227,8 +234,7 @@ def check_structure(cfg: Config) -> None:
                 f"{place}.decode_backend of the config is 'pickle', which runs code that a data "
                 "file names; write the files anew for 'numpy'"
             )
-        name = kind if isinstance(kind, str) else getattr(kind, '__name__', '')
-        if name.rpartition('.')[2] == 'OpenImagesChallengeDataset':
+        if type_name(node) == 'OpenImagesChallengeDataset':
             raise ValueError(
                 f'{place}.type of the config is OpenImagesChallengeDataset, which runs code that '
                 'its hierarchy_file names; OpenImagesDataset reads JSON'

@@ -7,6 +7,7 @@ from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 
+from ..utils import type_name
 from .distributed.launch import broadcast_from_first
 from .hooks.checkpoint_hook import newest_checkpoint
 from .hooks.report_hook import ReportHook
@@ -48,7 +49,7 @@ def set_up_training(
 
 def use_amp(cfg: Config, requested: bool) -> None:
     """Turn mixed precision on (``--amp``) and choose a wrapper that the device supports."""
-    kind = cfg.optim_wrapper.get('type', 'OptimWrapper')
+    given = kind = type_name(cfg.optim_wrapper, 'OptimWrapper')
     if requested and kind == 'OptimWrapper':
         kind = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
@@ -60,7 +61,8 @@ def use_amp(cfg: Config, requested: bool) -> None:
         cfg.optim_wrapper.dtype = dtype
         slow = ", slowly: dtype='bfloat16' is faster" if dtype == 'float16' else ''
         print_log(f'No GPU: mixed precision runs as {dtype} autocast on the CPU{slow}.', 'current')
-    cfg.optim_wrapper.type = kind
+    if kind != given:
+        cfg.optim_wrapper.type = kind
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:

@@ -9,12 +9,12 @@ from .atomic_file import (
     write_text,
 )
 from .checks import check_integer, check_number
-from .nested import dicts, key_of, nodes
+from .nested import dicts, key_of, nodes, type_name
 from .redact import has_user, redacted
 from .regular_files import outside_reason
 
 __all__ = [
     'WriteError', 'atomic_write', 'check_integer', 'check_number', 'check_writable', 'dicts',
-    'has_user', 'key_of', 'nodes', 'outside_reason', 'redacted', 'staged_folder', 'write_json',
-    'write_text',
+    'has_user', 'key_of', 'nodes', 'outside_reason', 'redacted', 'staged_folder', 'type_name',
+    'write_json', 'write_text',
 ]  # fmt: skip

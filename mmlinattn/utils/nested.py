@@ -24,6 +24,17 @@ def dicts(node: Any) -> Iterator[Tuple[str, dict]]:
     return ((where, value) for where, value in nodes(node) if isinstance(value, dict))
 
 
+def type_name(node: dict, default: str = '') -> str:
+    """Return the name of a node's type, a name or an object, without its scope.
+
+    Example:
+        >>> type_name(dict(type='mmdet.RandomFlip')), type_name(dict(type=dict)), type_name({})
+        ('RandomFlip', 'dict', '')
+    """
+    kind = node.get('type') or default
+    return (kind if isinstance(kind, str) else getattr(kind, '__name__', '')).rpartition('.')[2]
+
+
 def key_of(place: str) -> str:
     """Return the key of a place in its dict, without the indices of lists.
 

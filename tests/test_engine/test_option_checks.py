@@ -4,10 +4,14 @@ import re
 import sys
 
 import pytest
+from mmcv.ops import nms
 from mmengine.config import Config
 
+from mmlinattn.cli.test import set_pictures
+from mmlinattn.deployment.detectors import check_nms
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.options import check_options, nearest
+from mmlinattn.engine.training_setup import use_amp
 from tests.test_tools.conftest import CONFIGS
 
 WRONG = [
@@ -261,3 +265,28 @@ def test_one_letter():
     names = ['interval', 'end', 'by_epoch']
     meant = {'intervall': 'interval', 'en': 'end', 'edn': 'end', 'bypoch': None, 'xyz': None}
     assert {name: nearest(name, names) for name in meant} == meant
+
+
+PYTHON_TYPES = """
+from mmengine.config import read_base
+from mmengine.optim import OptimWrapper
+from mmpretrain.engine.hooks import VisualizationHook
+from mmpretrain.models import ImageClassifier
+default_scope = None
+model = dict(type=ImageClassifier)
+optim_wrapper = dict(type=OptimWrapper)
+default_hooks = dict(visualization=dict(type=VisualizationHook))
+visualizer = dict()
+"""
+
+
+def test_types_may_be_python_classes(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmlinattn.engine.training_setup.get_device', lambda: 'cpu')
+    (tmp_path / 'a.py').write_text(PYTHON_TYPES, encoding='utf-8')
+    cfg = load_config(str(tmp_path / 'a.py'))
+    assert cfg.default_scope == 'mmpretrain'
+    use_amp(cfg, requested=True)
+    assert cfg.optim_wrapper.type == 'CPUAmpOptimWrapper'
+    set_pictures(cfg, str(tmp_path))
+    assert cfg.default_hooks.visualization.out_dir == str(tmp_path)
+    check_nms(dict(nms=dict(type=nms, iou_threshold=0.5), nms_pre=9), 'test_cfg')

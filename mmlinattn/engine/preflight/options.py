@@ -22,7 +22,7 @@ from mmengine.runner import LogProcessor, Runner
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
-from ...utils import dicts, key_of
+from ...utils import dicts, key_of, type_name
 from ...utils.suggest import did_you_mean, option_names
 
 Names = FrozenSet[str]
@@ -114,12 +114,12 @@ def check_options(cfg: Config) -> None:
             ...
         TypeError: auto_scale_lr of the config has no option 'enabel'; did you mean enable?
     """
-    used = {_type_name(node) for _, node in dicts(cfg.get('model') or {}) if 'type' in node}
+    used = {type_name(node) for _, node in dicts(cfg.get('model') or {}) if 'type' in node}
     for name in PARTS:
         part = cfg.get(name)
-        if isinstance(part, dict) and 'type' in part and _type_name(part) not in used:
+        if isinstance(part, dict) and 'type' in part and type_name(part) not in used:
             raise TypeError(
-                f'{name} of the config, type={_type_name(part)!r}, is outside of model, where '
+                f'{name} of the config, type={type_name(part)!r}, is outside of model, where '
                 f'nothing reads it: write model=dict({name}=dict(...))'
             )
     scope = cfg.get('default_scope') or 'mmengine'
@@ -192,7 +192,7 @@ def _check_unknown(
     """Raise TypeError for unknown options, if all are known or one is a letter away."""
     replaced = ''
     if is_complete and 'type' in node:
-        kind = _type_name(node)
+        kind = node['type'] if isinstance(node['type'], str) else type_name(node)
         replacement = f"{key_of(place)}=dict(_delete_=True, type='{kind}', ...)"
         replaced = f' (if from a base config, replace it: {replacement})'
         if len(unknown) > 1:
@@ -244,10 +244,6 @@ def _is_built_as_given(kind: Any) -> bool:
 
 def _is_own(kind: Any) -> bool:
     return getattr(kind, '__module__', '').startswith('mmlinattn.')
-
-
-def _type_name(node: dict) -> str:
-    return node['type'] if isinstance(node['type'], str) else node['type'].__name__
 
 
 def nearest(name: str, names: Iterable[str]) -> Optional[str]:
