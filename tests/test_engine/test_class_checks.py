@@ -327,6 +327,31 @@ def test_a_metric_that_reads_another_file(root):
     check_run(cfg, 'val')
 
 
+@pytest.mark.parametrize('cascade', [False, True])
+def test_a_metric_that_ignores_another_label_than_the_head(root, cascade):
+    cfg = shrunk('segformer', root)
+    check_run(cfg, 'val')
+    head = cfg.model.decode_head
+    if cascade:
+        cfg.model.update(type='CascadeEncoderDecoder', num_stages=2)
+        point = dict(head, type='PointHead', in_channels=[16], in_index=[0], ignore_index=11)
+        cfg.model.decode_head = [head, point]
+        cfg.model.test_cfg.update(subdivision_steps=1, subdivision_num_points=16, scale_factor=2)
+    else:
+        head.ignore_index = 11
+    message = r'^val_evaluator(\[1\])?\.ignore_index: is 255, but model\.decode_head\.ignore_index '
+    message += r'is 11: .* Set val_evaluator(\[1\])?\.ignore_index=11$'
+    with pytest.raises(DataError, match=message):
+        check_run(cfg, 'val')
+    cfg.val_evaluator.ignore_index = 11
+    check_run(cfg, 'val')
+    cfg.val_evaluator = [cfg.val_evaluator, dict(type='BoundaryIoUMetric')]
+    with pytest.raises(DataError, match=message):
+        check_run(cfg, 'val')
+    cfg.val_evaluator[1] = dict(type='IoUMetric', format_only=True)  # has no scores
+    check_run(cfg, 'val')
+
+
 def test_records_with_problems_are_one_warning(root):
     cfg = shrunk('ravlt-retinanet', root)
     assert check_run(cfg, 'train', 'val') == []

@@ -8,7 +8,7 @@ import io
 import os.path as osp
 import re
 from contextlib import redirect_stdout
-from typing import AbstractSet, Any, Callable, Dict, Iterator, Optional, Sequence, Set
+from typing import AbstractSet, Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
 import torch
 from mmengine.config import Config
@@ -86,6 +86,21 @@ def check_monitor(option: str, value: Any, scores: AbstractSet[str]) -> None:
         raise ValueError(f'{option} is {name!r}, but the validation {there}{hint}')
 
 
+def check_ignored_label(cfg: Config, split: str, model: nn.Module) -> Iterator[Finding]:
+    """Compare the ignored label of a segmentor with those of the metrics of a split."""
+    heads = getattr(model, 'decode_head', None)
+    # The last head of a cascade predicts.
+    head = heads[-1] if isinstance(heads, nn.ModuleList) else heads
+    ignored = getattr(head, 'ignore_index', None)
+    for option, metric in _metrics(cfg, split):
+        scored = metric.get('ignore_index', 255)
+        is_iou = 'IoUMetric' in str(metric.get('type')) and not metric.get('format_only')
+        if is_iou and type(ignored) is int and scored != ignored:
+            what = f'is {scored}, but model.decode_head.ignore_index is {ignored}: pixels without '
+            what += f'a class would count in the scores. Set {option}.ignore_index={ignored}'
+            yield Finding('class', f'{option}.ignore_index', what, True)
+
+
 def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Finding]:
     """Compare the images that the metrics of a split read with those of its data set.
 
@@ -95,10 +110,8 @@ def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Findi
         read: returns the content of a JSON file.
     """
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
-    evaluator = cfg.get(f'{split}_evaluator') or []
-    several = isinstance(evaluator, (list, tuple))
-    metrics: Sequence[Any] = evaluator if several else [evaluator]
-    files = [_json_file(metric) for metric in metrics]
+    metrics = [*_metrics(cfg, split)]
+    files = [_json_file(metric) for _, metric in metrics]
     path = _json_file(datasets[0]) if len(datasets) == 1 else ''
     if not path or osp.realpath(path) in map(osp.realpath, files):
         return
@@ -106,13 +119,13 @@ def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Findi
         images = _boxes(read(path))
     except (OSError, ValueError, KeyError, TypeError):  # reported for the data set
         return
-    for i, other in enumerate(files):
+    for (option, metric), other in zip(metrics, files):
         if not other:
             continue
-        option = f'{split}_evaluator{f"[{i}]" if several else ""}.ann_file'
+        option += '.ann_file'
         try:
             found = check_coco(read(other), trained=False)
-            if 'CocoMetric' in str(metrics[i]['type']):  # others read other formats
+            if 'CocoMetric' in str(metric['type']):  # others read other formats
                 yield from (each._replace(where=f'{other}: {each.where}') for each in found)
             others = _boxes(read(other))
         except (OSError, ValueError) as error:
@@ -130,6 +143,15 @@ def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Findi
             what += f'{split}_dataloader reads from {path!r}, or has other objects in them, such '
             what += f'as {name!r} with the id {number!r}: set {option}={path!r}'
             yield Finding('annotation', option, what, True)
+
+
+def _metrics(cfg: Config, split: str) -> Iterator[Tuple[str, dict]]:
+    """Yield the place of each metric of a split, such as ``'val_evaluator[0]'``, and its config."""
+    evaluator = cfg.get(f'{split}_evaluator') or []
+    several = isinstance(evaluator, (list, tuple))
+    for i, metric in enumerate(evaluator if several else [evaluator]):
+        if isinstance(metric, dict):
+            yield f'{split}_evaluator{f"[{i}]" if several else ""}', metric
 
 
 def _boxes(content: dict) -> Dict[Any, list]:

@@ -21,7 +21,7 @@ from .data import (
     lazy_dataset,
     unread_files,
 )
-from .evaluators import check_scored_file
+from .evaluators import check_ignored_label, check_scored_file
 from .model import HEADS, check_channels, check_trained_sizes
 from .sample_loading import base_datasets, sample_findings
 
@@ -109,6 +109,7 @@ def config_findings(
             if not isinstance(metainfo['classes'], str):
                 names[bool(folders)].setdefault(where, tuple(folders or metainfo['classes']))
         found += check_scored_file(cfg, split, read)
+        found += check_ignored_label(cfg, split, model) if model is not None else []
         yield from ((split, finding) for finding in found)
     for are_folders, lists in names.items():
         if lists and not hasattr(model, 'language_model'):
