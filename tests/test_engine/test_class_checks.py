@@ -17,7 +17,7 @@ from mmlinattn import __main__ as program
 from mmlinattn.datasets import shapes
 from mmlinattn.engine.model import number_of_classes
 from mmlinattn.engine.preflight import weights
-from mmlinattn.engine.preflight.classes import check_heads, check_names
+from mmlinattn.engine.preflight.classes import check_heads, check_names, check_padding
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.engine.preflight.run import check_run
 from mmlinattn.engine.preflight.weights import _check_classes
@@ -350,6 +350,31 @@ def test_a_metric_that_ignores_another_label_than_the_head(root, cascade):
         check_run(cfg, 'val')
     cfg.val_evaluator[1] = dict(type='IoUMetric', format_only=True)  # has no scores
     check_run(cfg, 'val')
+
+
+def test_padding_that_is_not_ignored(root):
+    cfg = shrunk('ravlt-upernet', root)
+    check_run(cfg, 'train')
+    cfg.model.decode_head.ignore_index = 200
+    message = r'seg_pad_val: is 255, but model.decode_head.ignore_index is 200: .*seg_pad_val=200$'
+    with pytest.raises(DataError, match=rf'^model.data_preprocessor.{message}'):
+        check_run(cfg, 'train')
+    cfg.val_evaluator.ignore_index = 200
+    check_run(cfg, 'val')  # nothing is padded with labels
+    cfg.model.data_preprocessor.seg_pad_val = 200
+    with pytest.raises(DataError, match='is 200, .* Set model.auxiliary_head.ignore_index=200$'):
+        check_run(cfg, 'train')
+    cfg.model.auxiliary_head.ignore_index = 200
+    check_run(cfg, 'train')
+    cfg.model.data_preprocessor.seg_pad_val = 0
+    (warning,) = check_run(cfg, 'train')
+    assert 'padded pixels would be trained as label 0' in warning
+
+
+def test_a_class_that_is_ignored_where_nothing_is_padded():
+    """MMSegmentation's config of HSI-Drive."""
+    head, pad = Head(3, ignore_index=0), Head(0, seg_pad_val=255)
+    assert not [*check_padding(model_with(decode_head=head, data_preprocessor=pad))]
 
 
 def test_records_with_problems_are_one_warning(root):

@@ -158,6 +158,24 @@ def check_heads(model: nn.Module, metainfo: Mapping, where: str) -> Iterator[Fin
         yield Finding('class', where, what, True)
 
 
+def check_padding(model: nn.Module) -> Iterator[Finding]:
+    """Compare the label of padded pixels with that which the heads of a segmentor ignore.
+
+    A head that ignores one of its classes passes: its images may need no padding.
+    """
+    option = 'model.data_preprocessor.seg_pad_val'
+    pad = getattr(getattr(model, 'data_preprocessor', None), 'seg_pad_val', None)
+    for name, head, number in _heads(model):
+        ignored = getattr(head, 'ignore_index', None)
+        if pad is None or type(ignored) is not int or ignored in (pad, *range(number)):
+            continue
+        is_main = name.startswith('decode')
+        cure = f'{option}={ignored}' if is_main else f'model.{name}.ignore_index={pad}'
+        what = f'is {pad}, but model.{name}.ignore_index is {ignored}: padded pixels would be '
+        yield Finding('class', option, f'{what}trained as label {pad}. Set {cure}', pad >= number)
+        return
+
+
 def _heads(model: nn.Module) -> Iterator[Tuple[str, nn.Module, int]]:
     """Yield the heads of a model that predict classes, with their number."""
     if hasattr(model, 'language_model'):

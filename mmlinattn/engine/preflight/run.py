@@ -11,7 +11,14 @@ from ...datasets.audit.coco import Finding, check_coco, read_json
 from ...utils import dicts, key_of
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
-from .classes import check_heads, check_names, check_same_classes, class_folders, is_coco
+from .classes import (
+    check_heads,
+    check_names,
+    check_padding,
+    check_same_classes,
+    class_folders,
+    is_coco,
+)
 from .data import (
     DataError,
     built_dataset,
@@ -109,6 +116,7 @@ def config_findings(
             if not isinstance(metainfo['classes'], str):
                 names[bool(folders)].setdefault(where, tuple(folders or metainfo['classes']))
         found += check_scored_file(cfg, split, read)
+        found += check_padding(model) if model is not None and split == 'train' else []
         found += check_ignored_label(cfg, split, model) if model is not None else []
         yield from ((split, finding) for finding in found)
     for are_folders, lists in names.items():
