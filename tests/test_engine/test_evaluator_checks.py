@@ -124,6 +124,17 @@ def test_masks_of_data_without_masks(check, annotations):
         check('mmdet', type='CocoMetric', metric=['bbox', 'segm'])
 
 
+def test_scores_of_classes_whose_ids_do_not_ascend(check, annotations):
+    content = json.loads(Path(annotations).read_text())
+    content['categories'][0]['id'] = content['annotations'][0]['category_id'] = 42
+    Path(annotations).write_text(json.dumps(content))
+    options = dict(type='CocoMetric', metric='bbox')
+    check('mmdet', **options)
+    check('mmdet', **options, classwise=True, sort_categories=True)
+    with pytest.raises(ValueError, match=r'val.json the category id 2 follows 42\. List'):
+        check('mmdet', **options, classwise=True)
+
+
 def test_the_number_of_classes_is_that_of_the_model(check):
     model = nn.Module()
     model.head = torch.nn.Linear(1, 1)

@@ -8,6 +8,7 @@ import io
 import os.path as osp
 import re
 from contextlib import redirect_stdout
+from itertools import pairwise
 from typing import AbstractSet, Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
 import torch
@@ -50,6 +51,7 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
         if sample is None:
             scores.add(prefix)
             continue
+        config = configs[i] if i < len(configs) and isinstance(configs[i], dict) else {}
         trial.results = []
         try:
             with quiet(), redirect_stdout(io.StringIO()):
@@ -60,9 +62,18 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
             if text == 'segmentation':
                 text = "the objects have no mask: for boxes alone take metric='bbox', a detector "
                 text += 'without a mask head, and LoadAnnotations without with_mask'
-            config = configs[i] if i < len(configs) and isinstance(configs[i], dict) else {}
             options = ', '.join(f'{key}={value!r}' for key, value in config.items())
             raise ValueError(f'{name} ({options}) cannot score: {text}') from error
+        # MMDetection names the scores in the order of the file, pycocotools sorts them by id.
+        ids = trial.cat_ids if getattr(trial, 'classwise', False) else ()
+        falls = [pair for pair in pairwise(ids) if pair[0] > pair[1]]
+        if falls:
+            raise ValueError(
+                f'{name}.classwise would print the AP of classes under the names of others: in '
+                f'{config.get("ann_file")} the category id {falls[0][1]} follows {falls[0][0]}. '
+                'List the categories of all annotation files by ascending id before a training, or '
+                'set classwise=False'
+            )
         scores.update(f'{prefix}{key}' for key in found)
     return scores
 
