@@ -101,7 +101,9 @@ def test_an_object_without_a_mask():
     [
         ([[2, 3, 6, 3]], False, True),  # left out of training; pycocotools reads a box
         ([[2, 3, 6, 3, 6]], False, True),
-        ([[2, 3, 25, 3, 6, 8]], False, True),  # rounding of a tool
+        ([[2, 3, 25, 3, 6, 8]], False, False),  # pycocotools cuts it
+        ([[2, 3, 25, 3, 6, 8], [2, 3, 6]], False, True),
+        ([[2, 3, 6], [2, 3, 25, 3, 6, 8]], False, True),
         ([[2, 3, 6, 3, 6, 9999]], True, True),  # pycocotools exhausts the memory
         ([[2, 3, 'x', 3, 6, 9]], True, True),
         ([[2, 3, [6], 3, 6, 9]], True, True),

@@ -195,14 +195,14 @@ def _problems(
     elif masks and mask and height:
         kind, what = _mask_fault(mask, (height, width))
         if what:
-            yield kind or 'mask', what, not (trained and kind)
+            yield kind or 'mask', what, not (kind == 'mask outside' or (trained and kind))
 
 
 def _mask_fault(mask: Any, size: Size) -> Tuple[str, str]:
     """Return the kind of finding, '' if it ends a training, and why a mask does not fit."""
     height, width = size
     if isinstance(mask, list):
-        what, is_empty = '', True
+        kind, what, is_empty = 'mask outside', '', True
         for outline in mask:
             is_flat = isinstance(outline, list) and {*map(type, outline)} <= {int, float}
             points = np.asarray(outline) if is_flat else np.zeros(())
@@ -211,15 +211,17 @@ def _mask_fault(mask: Any, size: Size) -> Tuple[str, str]:
             xs, ys = points[::2], points[1::2]
             most = max(xs.max(initial=0) - width, ys.max(initial=0) - height)
             beyond = max(most, -xs.min(initial=0), -ys.min(initial=0))
-            if beyond > MARGIN:
-                what = f'an outline reaches {beyond:g} pixels beyond its image'
+            outside = f'an outline reaches {beyond:g} pixels beyond its image'
             if beyond > max(size):  # pycocotools would exhaust the memory
-                return '', what
+                return '', outside
+            if beyond > MARGIN:
+                what = what or outside
             if len(points) < 6 or len(points) % 2:
+                kind = 'mask'
                 what = f'an outline must be x, y three times or more, got {_short(outline)}'
             else:
                 is_empty = False
-        return 'mask without extent' if is_empty else 'mask', what
+        return 'mask without extent' if is_empty else kind, what
     if not isinstance(mask, Mapping) or not isinstance(mask.get('counts'), (list, str, bytes)):
         return '', f'segmentation is {_short(mask)}'
     if not isinstance(mask.get('size'), (list, tuple)) or tuple(mask['size']) != (height, width):
