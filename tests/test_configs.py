@@ -200,6 +200,7 @@ def test_the_learning_rate_is_for_the_images_of_a_step(name, cfg):
     gpus = re.search(r'_(\d+)xb\d+', name)
     if gpus or '_coco' in name:
         images = int(gpus[1] if gpus else 8) * cfg.train_dataloader.batch_size
+        images *= cfg.optim_wrapper.get('accumulative_counts', 1)
         assert images == cfg.auto_scale_lr.base_batch_size
 
 

@@ -166,3 +166,14 @@ def test_a_hook_of_the_user_may_monitor_something_else(tmp_path):
     run.register_hook(hook)
     run.prepare_training()
     assert hook in run.hooks
+
+
+@pytest.mark.parametrize('batch_size, counts, rate', [(1, 1, 0.25), (1, 3, 0.75), (2, 2, 1.0)])
+def test_the_rate_is_scaled_by_the_images_of_a_step(tmp_path, batch_size, counts, rate):
+    optim_wrapper = dict(optimizer=dict(type='SGD', lr=1.0), accumulative_counts=counts)
+    runner = tiny_runner(
+        tmp_path, batch_size=batch_size, optim_wrapper=optim_wrapper,
+        auto_scale_lr=dict(enable=True, base_batch_size=4),
+    )  # fmt: skip
+    runner.train()
+    assert runner.optim_wrapper.get_lr()['lr'] == [rate]

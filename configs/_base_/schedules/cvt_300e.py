@@ -21,8 +21,7 @@ param_scheduler = [
     dict(type='mmlinattn.engine.schedulers.LinearLR', start_factor=5e-4, end=5),
     dict(type='mmlinattn.engine.schedulers.CosineAnnealingLR', eta_min=1e-5, end=300, warmup=5),
 ]
-# MMEngine counts the images of an iteration here, not of a step.
-auto_scale_lr = dict(enable=False, base_batch_size=1024)
+auto_scale_lr = dict(enable=False, base_batch_size=2048)
 # Each GPU has batch norms of its own. The release tests with the statistics of the first one, here
 # with their mean.
 custom_hooks = [dict(type='SyncBuffersHook')]

@@ -37,7 +37,7 @@ from .schedule import check_schedule, optim_wrappers, schedule_of_config
 class PluginRunner(Runner):
     """MMEngine's Runner with checks before work, used by the command lines.
 
-    It trains as MMEngine's Runner does.
+    It trains as MMEngine's Runner does, but for ``--auto-scale-lr`` (:meth:`scale_lr`).
 
     - Checkpoints are read by :func:`mmlinattn.checkpoints.read_checkpoint`, which runs no code:
       ``load_from``, ``resume`` and each ``init_cfg``.
@@ -75,6 +75,18 @@ class PluginRunner(Runner):
         super().register_default_hooks(
             hooks and {k: v for k, v in hooks.items() if k != 'report' or v is not None}
         )
+
+    def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[dict] = None) -> None:
+        """Scale the learning rate by the images of a step, of all iterations that it accumulates.
+
+        MMEngine counts those of one iteration.
+        """
+        steps = getattr(optim_wrapper, '_accumulative_counts', 1)
+        if auto_scale_lr and auto_scale_lr.get('enable') and steps > 1:
+            self.logger.info(f'accumulative_counts: a step has the images of {steps} iterations.')
+            base = auto_scale_lr['base_batch_size'] / steps
+            auto_scale_lr = dict(auto_scale_lr, base_batch_size=base)
+        super().scale_lr(optim_wrapper, auto_scale_lr)
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
         return super().load_checkpoint(f'{SAFE}{filename}', *args, **kwargs)
