@@ -18,7 +18,9 @@ from torch.utils.data import BatchSampler, DataLoader
 from mmlinattn.engine.preflight.model import check_single_images, check_trained_sizes
 from mmlinattn.engine.runner import runner as module
 from mmlinattn.engine.runner.runner import PluginRunner
+from mmlinattn.models.backbones import ViT
 from mmlinattn.utils.errors import InputError
+from tests.test_engine.tiny_runner import tiny_runner
 
 
 class Head(nn.Sequential):
@@ -118,3 +120,12 @@ def test_a_cache_of_yapf_that_is_being_written(tmp_path, whole):
         _, errors = process.communicate()
     assert (process.returncode == 0) is whole, errors
     assert whole or f"InputError: yapf's cache is damaged: remove the folder {tmp_path}" in errors
+
+
+def test_an_option_that_traces_the_backbone(tmp_path):
+    runner = tiny_runner(tmp_path, cfg=dict(efficient_conv_bn_eval=['backbone']))
+    runner.prepare_training()  # the model has no backbone of this package
+    runner = tiny_runner(tmp_path, cfg=dict(efficient_conv_bn_eval=['backbone']))
+    runner.model.backbone = ViT()
+    with pytest.raises(ValueError, match='torch.fx cannot trace ViT: leave it out'):
+        runner.prepare_training()

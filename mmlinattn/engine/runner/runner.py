@@ -199,6 +199,13 @@ class PluginRunner(Runner):
     def prepare_training(self) -> None:
         """Build loops and optimizer, so that errors in a config come before any work."""
         self.train_loop, self.val_loop  # noqa: B018  built on first access
+        backbone = getattr(unwrapped(self.model), 'backbone', None)
+        is_own = type(backbone).__module__.startswith('mmlinattn.')
+        if is_own and 'backbone' in (self.cfg.get('efficient_conv_bn_eval') or ()):
+            raise ValueError(
+                "efficient_conv_bn_eval names 'backbone', but torch.fx cannot trace "
+                f'{type(backbone).__name__}: leave it out'
+            )
         for hook in self.hooks:
             if not isinstance(hook, (CheckpointHook, EarlyStoppingHook, ModelEMAHook)):
                 continue
