@@ -11,6 +11,8 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmengine.evaluator import BaseMetric
+from mmengine.model import BaseModel, BaseTTAModel
 from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
@@ -72,6 +74,41 @@ def test_images_of_several_sizes_are_batched_apart():
     batch = dict(inputs=images, data_samples=[100, 200, 300, 400])
     assert module._by_size(step)(batch) == [100, 212, 316, 424]
     assert seen == [(3, 1, 2, 4), (1, 1, 3, 4)]
+
+
+class Means(BaseModel):
+    """Predicts the mean of each image, which padding would change."""
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return [dict(mean=float(image.mean())) for image in inputs]
+
+
+class Average(BaseTTAModel):
+    def merge_preds(self, data_samples_list):
+        return [dict(mean=sum(view['mean'] for view in views)) for views in data_samples_list]
+
+
+class Listed(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results += [sample['mean'] for sample in data_samples]
+
+    def compute_metrics(self, results):
+        return dict(zip('abc', results))
+
+
+@pytest.mark.parametrize('views', [0, 2])
+@pytest.mark.parametrize('kind', ['mmpretrain.ClsDataPreprocessor', 'mmengine.ImgDataPreprocessor'])
+def test_padding_changes_no_score(tmp_path, kind, views):
+    pytest.importorskip('mmpretrain.models', reason='a preprocessor is of MMPretrain')
+    model = Means(data_preprocessor=dict(type=kind))
+    images = [torch.ones(3, side, 4) for side in (2, 3, 2)]
+    images = [dict(inputs=[image] * views if views else image) for image in images]
+    loader = dict(dataset=images, batch_size=3, sampler=dict(type='DefaultSampler', shuffle=False))
+    options = dict(val_dataloader=loader, test_dataloader=loader, metrics=[Listed()])
+    run = tiny_runner(tmp_path, model=Average(model) if views else model, **options)
+    scores = dict.fromkeys('abc', float(views or 1))
+    assert run.test() == scores
+    assert views or run.val() == scores
 
 
 @pytest.mark.parametrize('sizes', [dict(size=(64, 64), size_divisor=32), dict()])

@@ -13,7 +13,7 @@ from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
-from mmengine.model import revert_sync_batchnorm
+from mmengine.model import BaseTTAModel, revert_sync_batchnorm
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
@@ -33,6 +33,9 @@ from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
 from .schedule import check_schedule, optim_wrappers, schedule_of_config
 
+# Preprocessors that pad the images of a batch, which changes scores, or cannot stack them.
+STACKS = ('SegDataPreProcessor', 'ClsDataPreprocessor', 'ImgDataPreprocessor')
+
 
 class PluginRunner(Runner):
     """MMEngine's Runner with checks before work, used by the command lines.
@@ -43,7 +46,8 @@ class PluginRunner(Runner):
       ``load_from``, ``resume`` and each ``init_cfg``.
     - A data set without usable images is an error, and errors name the file that cannot be loaded.
     - SyncBN becomes BN where it cannot run.
-    - MMSegmentation's models are scored on images of several sizes in a batch, too.
+    - Images of several sizes in a batch are scored apart, so scores need no certain batch size
+      (all preprocessors of :data:`STACKS`).
     - Metrics are tried on a made-up sample when their loop is built
       (:func:`.evaluators.check_evaluator`).
 
@@ -180,8 +184,10 @@ class PluginRunner(Runner):
         configs = getattr(self, f'_{name}')
         model, step = unwrapped(self.model), f'{split}_step'
         self.scores = check_evaluator(loop.evaluator, configs, model, name)
-        if type(getattr(model, 'data_preprocessor', None)).__name__ == 'SegDataPreProcessor':
-            setattr(self.model, step, _by_size(getattr(self.model, step)))
+        if isinstance(model, BaseTTAModel):
+            model = model.module
+        if type(getattr(model, 'data_preprocessor', None)).__name__ in STACKS:
+            setattr(model, step, _by_size(getattr(model, step)))
         return loop
 
     @staticmethod
@@ -252,10 +258,12 @@ def _import_formatter() -> None:
 
 
 def _by_size(step: Callable) -> Callable:
-    """Return a step that runs images of each size apart, which MMSegmentation does not stack."""
+    """Return a step that runs images of each size apart."""
 
     def step_by_size(batch: dict) -> list:
         shapes = [getattr(image, 'shape', None) for image in batch['inputs']]
+        if len({*shapes}) == 1:
+            return step(batch)
         found: dict = {}
         for shape in dict.fromkeys(shapes):
             chosen = [i for i, other in enumerate(shapes) if other == shape]
