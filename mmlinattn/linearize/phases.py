@@ -20,6 +20,7 @@ from .options import Options
 
 OBJECTIVES = dict(a='attentions', b='outputs')
 IMPORTS = ('mmlinattn', 'mmlinattn.linearize')
+RESUME_HOOKS = ('ExactResumeHook', 'PreemptionHook')
 # Entries that a phase takes from the user's config.
 SHARED = ('default_scope', 'env_cfg', 'log_level', 'find_unused_parameters')
 
@@ -92,7 +93,7 @@ def phase_config(
             ),
             sampler_seed=dict(type='DistSamplerSeedHook'),
         ),
-        custom_hooks=[dict(type='ExactResumeHook'), dict(type='PreemptionHook')],
+        custom_hooks=[dict(type=name) for name in RESUME_HOOKS],
         log_processor=dict(by_epoch=False),
         randomness=dict(seed=options.seed),
         experiment_name=f'linearize_{phase}',
@@ -103,11 +104,28 @@ def phase_config(
 
 
 def finetune_config(student: Config, start: str) -> Config:
-    """Return the config of phase C: the user's, with the student's attentions and weights."""
+    """Return the config of phase C: the user's, with the student's attentions and weights.
+
+    Hooks by which a killed training resumes to the same weights are added where they are absent.
+    """
     found = copy.deepcopy(student)
     found.load_from, found.resume, found.experiment_name = start, False, 'linearize_c'
     if found.get('visualizer'):
         found.visualizer.pop('name', None)  # of the runner, not of an earlier one
+    custom = found.get('custom_hooks') or []
+    absent = [
+        name for name in RESUME_HOOKS if not any(name in str(hook.get('type')) for hook in custom)
+    ]
+    found.custom_hooks = [*custom, *(dict(type=name) for name in absent)]
+    hooks = found.get('default_hooks') or {}
+    saves = hooks.get('checkpoint', dict(type='CheckpointHook', interval=1))  # MMEngine's default
+    # AtomicCheckpointHook writes to no other file backend.
+    if (
+        saves
+        and saves.get('type') == 'CheckpointHook'
+        and not {'backend_args', 'out_dir'} & {*saves}
+    ):
+        found.default_hooks = dict(hooks, checkpoint=dict(saves, type='AtomicCheckpointHook'))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The learning rates of the phases."""
+"""The learning rates and hooks of the phases."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn
 
 from mmlinattn.linearize import Options
-from mmlinattn.linearize.phases import phase_config
+from mmlinattn.linearize.phases import RESUME_HOOKS, finetune_config, phase_config
 
 CONFIG = Path(__file__).parents[2] / 'configs/smca/smca_nano_bccd.py'
 
@@ -34,3 +34,24 @@ def test_learning_rate_rises_to_its_value_and_falls(iters):
     assert rates[top] == pytest.approx(0.5, rel=0.02) and top <= iters / 20
     assert rates[:top] == sorted(rates[:top]) and rates[top:] == sorted(rates[top:], reverse=True)
     assert iters < 40 or (rates[0] < 0.01 and rates[-1] < 0.01)
+
+
+@pytest.mark.parametrize('own', [None, ['mmdet.CheckInvalidLossHook', 'mmlinattn.PreemptionHook']])
+@pytest.mark.parametrize(
+    'saves, kind',
+    [
+        (None, 'AtomicCheckpointHook'),
+        (dict(type='CheckpointHook', interval=7), 'AtomicCheckpointHook'),
+        (dict(type='CheckpointHook', backend_args=dict(backend='petrel')), 'CheckpointHook'),
+        (dict(type='OwnCheckpointHook'), 'OwnCheckpointHook'),
+    ],
+)
+def test_fine_tuning_resumes_exactly(own, saves, kind):
+    student = Config(dict(custom_hooks=own and [dict(type=name) for name in own]))
+    if saves:
+        student.default_hooks = dict(checkpoint=saves, logger=dict(interval=3))
+    cfg = finetune_config(student, 'b.pth')
+    found = [hook['type'] for hook in cfg.custom_hooks]
+    assert found == ([*own, 'ExactResumeHook'] if own else [*RESUME_HOOKS])
+    assert cfg.default_hooks.checkpoint == dict(saves or dict(interval=1), type=kind)
+    assert not saves or cfg.default_hooks.logger.interval == 3
