@@ -3,18 +3,21 @@
 import math
 import random
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmpretrain.datasets.samplers import repeat_aug
 from mmpretrain.registry import DATA_SAMPLERS
 from torch.utils.data import BatchSampler, DataLoader
 
 from mmlinattn.engine.hooks import exact_resume_hook
 from mmlinattn.engine.hooks.exact_resume_hook import ExactResumeHook, seed_everything
+from tests.test_engine.tiny_runner import IMAGES, Net, tiny_runner
 
 
 def draw() -> tuple:
@@ -146,3 +149,62 @@ def test_an_epoch_has_as_many_steps_as_that_of_deit(sampler_of, world_size, batc
     images = 1281167
     steps = math.floor(images // 256 * 256 / world_size) // batch
     assert len(sampler_of(0, world_size, images)) // batch == steps == 1251
+
+
+class Images(list):
+    """A list that takes attributes."""
+
+
+class Pair(Net):
+    """A model with two optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = torch.nn.Parameter(torch.zeros(()))
+
+    def train_step(self, data, optim_wrapper):
+        optim_wrapper['a'].update_params(self.weight * 1)
+        optim_wrapper['b'].update_params(self.other * 2)
+        return {}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """trained(number of optimizers, iterations, **options): a training by steps of three."""
+
+    def call(optimizers: int, length: int, **options) -> tuple:
+        model, steps = Pair() if optimizers == 2 else Net(), dict(accumulative_counts=3)
+        parameters = dict(zip('ab', model.parameters()))
+        wrapper = OptimWrapperDict(**{
+            name: OptimWrapper(torch.optim.SGD([p], 0.125), **steps)
+            for name, p in parameters.items()
+        })  # fmt: skip
+        if optimizers == 1:
+            wrapper = dict(optimizer=dict(type='SGD', lr=0.125), **steps)
+        saves = dict(type='CheckpointHook', by_epoch=False, interval=1)
+        options.update(custom_hooks=[dict(type='ExactResumeHook')], optim_wrapper=wrapper)
+        options.update(default_hooks=dict(checkpoint=saves), dataset=Images(IMAGES))
+        tiny_runner(tmp_path, length, by_epoch=False, model=model, **options).train()
+        return [*map(float, model.parameters())], lambda i: str(tmp_path / f'iter_{i}.pth')
+
+    return call
+
+
+@pytest.mark.parametrize('optimizers', [1, 2])
+def test_accumulated_gradients_are_resumed(trained, optimizers):
+    whole, path = trained(optimizers, 6)
+    assert whole == [-0.25, -0.5][:optimizers]
+    sizes = [torch.load(path(i), weights_only=False).get('accumulated') for i in range(1, 7)]
+    assert [bool(size) for size in sizes] == [True, True, False] * 2
+    for i in (3, 4, 5):
+        assert trained(optimizers, 6, load_from=path(i), resume=True)[0] == whole
+    # The weights of iteration 5, and one step.
+    assert trained(optimizers, 3, load_from=path(5))[0] == whole
+
+
+def test_accumulated_gradients_of_several_processes(trained, monkeypatch):
+    monkeypatch.setattr(exact_resume_hook, 'get_world_size', lambda: 2)
+    _, path = trained(1, 2)
+    assert 'accumulated' not in torch.load(path(2), weights_only=False)
+    log = ''.join(log.read_text() for log in Path(path(2)).parent.glob('*/*.log'))
+    assert 'cannot be resumed exactly: it lacks the gradients' in log

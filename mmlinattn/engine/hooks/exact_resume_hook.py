@@ -2,7 +2,7 @@
 
 import random
 from functools import partial
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 import torch
@@ -13,10 +13,12 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from ...utils.errors import InputError
+from ..model import unwrapped
 
 _MODEL, _DATA = 0, 1
 # Key of the number of batches per epoch in the message hub, which every checkpoint contains.
 BATCHES = 'batches_an_epoch'
+ACCUMULATED = 'accumulated'  # key of the gradients between two steps in a checkpoint
 Key = Tuple[int, ...]  # of the random numbers of a sample
 
 
@@ -44,6 +46,9 @@ class ExactResumeHook(Hook):
     from inside an epoch continues with the remaining batches of that epoch. Without the hook
     MMEngine restarts its random generators and the epoch.
 
+    A checkpoint from inside a gradient accumulation has the gradients of its steps so far, in a
+    training of one process. With several, which have gradients of their own, it logs a warning.
+
     The weights are equal if the arithmetic is deterministic: on a CPU it is, on a GPU set
     ``randomness=dict(deterministic=True)``.
 
@@ -57,7 +62,30 @@ class ExactResumeHook(Hook):
 
     priority = 'VERY_HIGH'
 
+    accumulated: dict = {}  # of the checkpoint
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        wrappers = _optim_wrappers(runner)
+        counts = {name: getattr(wrapper, '_inner_count', 0) for name, wrapper in wrappers.items()}
+        if not any(
+            counts[name] % getattr(wrappers[name], '_accumulative_counts', 1) for name in counts
+        ):
+            return
+        parameters = unwrapped(runner.model).named_parameters()
+        gradients = {name: p.grad for name, p in parameters if p.grad is not None}
+        if gradients and get_world_size() > 1:
+            runner.logger.warning(
+                'This checkpoint cannot be resumed exactly: it lacks the gradients that each '
+                'process accumulated. Save at multiples of optim_wrapper.accumulative_counts'
+            )
+        elif gradients:
+            checkpoint[ACCUMULATED] = dict(counts=counts, gradients=gradients)
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        self.accumulated = checkpoint.get(ACCUMULATED, {})
+
     def before_train(self, runner: Runner) -> None:
+        self._restore_gradients(runner)
         loader, loop = runner.train_dataloader, runner.train_loop
         if loader.batch_sampler is None:
             raise InputError('ExactResumeHook needs a data loader with a batch sampler')
@@ -77,8 +105,23 @@ class ExactResumeHook(Hook):
         loader._iterator = None
         loop.dataloader_iterator = type(loop.dataloader_iterator)(loader)
 
+    def _restore_gradients(self, runner: Runner) -> None:
+        found, self.accumulated = self.accumulated, {}
+        if not found or runner.iter == 0:  # a new training from the weights
+            return
+        for name, parameter in unwrapped(runner.model).named_parameters():
+            if name in found['gradients']:
+                parameter.grad = found['gradients'][name].to(parameter)
+        for name, wrapper in _optim_wrappers(runner).items():
+            wrapper._inner_count = found['counts'][name]
+        runner.logger.info("Restored the accumulated gradients that MMEngine's warning calls lost.")
+
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         seed_everything(runner.seed, _MODEL, get_rank(), runner.iter)
+
+
+def _optim_wrappers(runner: Runner) -> Dict[str, Any]:
+    return getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})
 
 
 def _batches_done(runner: Runner, batches: int) -> int:
