@@ -1,15 +1,17 @@
 """Options of metrics that the frameworks read after the last image: found before the first one."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.evaluator import Evaluator
+from mmengine.hooks import CheckpointHook
 from torch import nn
 
-from mmlinattn.engine.preflight.evaluators import check_evaluator, check_monitor
+from mmlinattn.engine.preflight.evaluators import check_evaluator, check_monitor, check_rule
 
 CLASSES = ('circle', 'square', 'triangle')
 
@@ -84,6 +86,20 @@ def test_names_of_scores_are_known_before_work(check, scope, cfg, scores, others
     for other in others:
         with pytest.raises(ValueError, match=f"Hook.monitor is '{other}', but the validation sco"):
             check_monitor('Hook.monitor', other, found)
+
+
+def test_the_first_score_needs_a_rule(check):
+    import_module('mmlinattn.projects.vqgan')
+    scores = check('mmpretrain', type='mmengine.ReconstructionMetric').scores
+    assert [*scores] == [f'reconstruction/{key}' for key in
+                         ('psnr', 'ssim', 'code_usage', 'perplexity')]  # fmt: skip
+    with pytest.raises(ValueError, match=r'first score, reconstruction/psnr, .*rule='):
+        check_rule(CheckpointHook(save_best='auto'), scores)
+    accuracy = check('mmpretrain', type='Accuracy').scores
+    for options in (dict(save_best='auto', rule='less'), dict(save_best='auto'), dict()):
+        check_rule(CheckpointHook(**options), scores if 'rule' in options else accuracy)
+    for unknown in ((), [''], ['coco_panoptic/']):
+        check_rule(CheckpointHook(save_best='auto'), dict.fromkeys(unknown).keys())
 
 
 BAD = [

@@ -9,11 +9,12 @@ import os.path as osp
 import re
 from contextlib import redirect_stdout
 from itertools import pairwise
-from typing import AbstractSet, Any, Callable, Dict, Iterator, Optional, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
+from mmengine.hooks import CheckpointHook
 from torch import nn
 
 from ...datasets.audit.coco import Finding, check_coco
@@ -24,8 +25,10 @@ from .data import annotation_path, dataset_configs
 Sample = Dict[str, Any]
 
 
-def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: str) -> Set[str]:
-    """Score one made-up sample with copies of the metrics, and return the names of the scores.
+def check_evaluator(
+    evaluator: Evaluator, configs: Any, model: nn.Module, name: str
+) -> AbstractSet[str]:
+    """Score a made-up sample with copies of the metrics, and return the names of scores in order.
 
     Metrics that are not in :data:`SAMPLES`, and those that only write files, are skipped: the
     names then have their prefix alone, such as ``'coco_panoptic/'`` or ``''``.
@@ -41,7 +44,7 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
     """
     configs = configs if isinstance(configs, (list, tuple)) else [configs]
     # Other evaluators may rename scores.
-    scores: Set[str] = set() if type(evaluator) is Evaluator else {''}
+    scores: Dict[str, None] = {} if type(evaluator) is Evaluator else {'': None}
     for i, metric in enumerate(evaluator.metrics):
         make = SAMPLES.get(type(metric).__name__)
         prefix = f'{metric.prefix}/' if metric.prefix else ''
@@ -49,7 +52,7 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
         only_writes = getattr(metric, 'format_only', False)
         sample = None if make is None or only_writes else make(trial, model)
         if sample is None:
-            scores.add(prefix)
+            scores[prefix] = None
             continue
         config = configs[i] if i < len(configs) and isinstance(configs[i], dict) else {}
         trial.results = []
@@ -74,8 +77,8 @@ def check_evaluator(evaluator: Evaluator, configs: Any, model: nn.Module, name: 
                 'List the categories of all annotation files by ascending id before a training, or '
                 'set classwise=False'
             )
-        scores.update(f'{prefix}{key}' for key in found)
-    return scores
+        scores.update(dict.fromkeys(f'{prefix}{key}' for key in found))
+    return scores.keys()
 
 
 def check_monitor(option: str, value: Any, scores: AbstractSet[str]) -> None:
@@ -110,6 +113,20 @@ def check_ignored_label(cfg: Config, split: str, model: nn.Module) -> Iterator[F
             what = f'is {scored}, but model.decode_head.ignore_index is {ignored}: pixels without '
             what += f'a class would count in the scores. Set {option}.ignore_index={ignored}'
             yield Finding('class', f'{option}.ignore_index', what, True)
+
+
+def check_rule(hook: CheckpointHook, scores: AbstractSet[str]) -> None:
+    """Raise ValueError if ``save_best='auto'`` needs a rule for the first score of a validation."""
+    first = next(iter(scores), '')
+    if 'auto' not in getattr(hook, 'key_indicators', ()) or first == '' or first[-1] == '/':
+        return
+    try:
+        copy.copy(hook)._init_rule(hook.rules, [first])
+    except ValueError as error:
+        raise ValueError(
+            f"default_hooks.checkpoint.save_best='auto' takes the first score, {first}, for which "
+            "MMEngine knows no rule: set default_hooks.checkpoint.rule='greater' or 'less'"
+        ) from error
 
 
 def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Finding]:
@@ -213,9 +230,15 @@ def _detection(metric: BaseMetric, model: nn.Module) -> Optional[Sample]:
     return None if image is None else dict(sample, img_id=image)
 
 
+def _reconstruction(metric: BaseMetric, model: nn.Module) -> Sample:
+    image = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    return dict(gt_img=image, pred_img=image, codes=torch.tensor([0]), num_codes=1)
+
+
 SAMPLES: Dict[str, Callable[[BaseMetric, nn.Module], Optional[Sample]]] = {
     'IoUMetric': _segmentation,
     'CocoMetric': _detection,
     'Accuracy': _classification,
     'SingleLabelMetric': _classification,
+    'ReconstructionMetric': _reconstruction,
 }

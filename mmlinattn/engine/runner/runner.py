@@ -28,7 +28,7 @@ from ..config import check_no_passwords
 from ..hooks.ema_hook import ModelEMAHook
 from ..model import build_model, quiet, unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
-from ..preflight.evaluators import check_evaluator, check_monitor
+from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
 from .schedule import check_schedule, optim_wrappers, schedule_of_config
@@ -218,6 +218,8 @@ class PluginRunner(Runner):
             for option in ('save_best', 'monitor', 'score'):
                 value = getattr(hook, option, None)
                 check_monitor(f'{type(hook).__name__}.{option}', value, self.scores)
+            if isinstance(hook, CheckpointHook):
+                check_rule(hook, self.scores)
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
         check_schedule(self)
 
