@@ -292,6 +292,28 @@ def test_a_classifier_with_more_outputs_is_said():
     assert not found.fatal
 
 
+@pytest.mark.parametrize(
+    'outputs, labels, where, options',
+    [
+        (3, 3, 'train_dataloader', ''),
+        (1000, 1000, 'train_dataloader', ''),
+        (3, None, 'train_dataloader', ''),
+        (3, 100, 'test_dataloader', ''),
+        (3, 100, 'train_dataloader', 'data_preprocessor.num_classes=3'),
+        (1000, 3, 'train_dataloader', 'data_preprocessor.num_classes=1000'),
+        (2, 2, 'train_dataloader', 'model.head.num_classes=3, data_preprocessor.num_classes=3'),
+    ],
+)
+def test_mixed_labels_have_the_classes_of_the_head(outputs, labels, where, options):
+    model = model_with(head=Head(outputs), data_preprocessor=Head(labels, batch_augments=[1]))
+    found = [each.what for each in check_heads(model, THREE, where) if each.fatal]
+    assert len(found) == bool(options) and all(f': set {options}, or' in each for each in found)
+    moved = [each.what for each in check_heads(model, THREE, where, 'model.x') if each.fatal]
+    assert moved == [each.replace('data_preprocessor.', 'model.x.') for each in found]
+    model.data_preprocessor.batch_augments = None
+    assert not any('preprocessor' in each.what for each in check_heads(model, THREE, where))
+
+
 def test_a_command_compares_heads(root, tmp_path, error_of):
     cfg = shrunk('ravlt-mask-rcnn', root)
     cfg.model.roi_head.mask_head.num_classes = 80

@@ -108,7 +108,9 @@ def config_findings(
             folders = class_folders(dataset)
             metainfo = dict(getattr(dataset, 'metainfo', {}))
             metainfo['classes'] = metainfo.get('classes') or folders
-            found += [] if model is None else check_heads(model, metainfo, where)
+            if model is not None:
+                place = 'model.' if cfg.model.get('data_preprocessor') else ''
+                found += check_heads(model, metainfo, where, f'{place}data_preprocessor')
             colours = (config.get('metainfo') or {}).get('palette')
             if isinstance(colours, (list, tuple)) and len(colours) < len(metainfo['classes'] or ()):
                 what = f'has {len(colours)} colours for {len(metainfo["classes"])} classes'
