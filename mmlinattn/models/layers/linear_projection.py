@@ -92,8 +92,8 @@ def projection_of_zero(layer: nn.Linear, like: Tensor, width: int) -> Optional[T
 def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """Return consecutive outputs of a projection, each computed from another input.
 
-    A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs, and
-    so does one with hooks, such as those of ``torch.nn.utils.prune``.
+    A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs. So
+    does one with hooks, such as those of ``torch.nn.utils.prune``.
     Inputs are pairs of a tensor (..., C) and its number of outputs.
 
     Example:
