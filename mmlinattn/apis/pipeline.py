@@ -10,7 +10,7 @@ from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 
 from ..utils import type_name
-from .sources import MAX_MEGAPIXELS, ImageError, read_image
+from .sources import MAX_MEGAPIXELS, ImageError, check_pixels, read_image
 
 # Options of LoadImageFromFile with which it reads what `read_image` reads.
 PLAIN = dict(color_type='color', imdecode_backend='cv2', to_float32=False)
@@ -23,10 +23,11 @@ def steps_of(cfg: Config) -> List[dict]:
 
 def loading_step(steps: Sequence[dict]) -> dict:
     """Return the step that reads the image: the first one, unless the data set holds pixels."""
-    is_loading = steps and type_name(steps[0]).startswith('Load')
-    step = dict(steps[0] if is_loading else {}) or dict(type='LoadImageFromFile')
-    step.pop('backend_args', None)  # predicted files are local
-    return step
+    first = type_name(steps[0]) if steps else ''
+    is_loading = first.startswith('Load') and first != 'LoadImageFromNDArray'
+    step = dict(steps[0]) if is_loading else dict(type='LoadImageFromFile')
+    remote = ('backend_args', 'file_client_args')  # predicted files are local
+    return {key: value for key, value in step.items() if key not in remote}
 
 
 class Reader:
@@ -38,12 +39,14 @@ class Reader:
 
     Attributes:
         is_plain: True if images are those of :func:`.sources.read_image`.
+        is_bgr: True if they differ from those in dtype or decoder alone.
     """
 
     def __init__(self, steps: Sequence[dict], scope: Optional[str]) -> None:
         step = loading_step(steps)
         self.is_checked = type_name(step) == 'LoadImageFromFile'
         self.is_plain = self.is_checked and {k: step.get(k, v) for k, v in PLAIN.items()} == PLAIN
+        self.is_bgr = self.is_checked and step.get('color_type', 'color') == 'color'
         with DefaultScope.overwrite_default_scope(scope):
             self.load = Compose([step])
 
@@ -53,16 +56,20 @@ class Reader:
         if image is not None and self.is_plain:
             return image
         try:
+            if image is None:
+                check_pixels(path.read_bytes(), max_megapixels)
             return self.load(dict(img_path=str(path)))['img']
         except Exception as error:  # steps raise arbitrary exceptions
-            reason = f'{type(error).__name__}: {error}'
+            reason = (
+                str(error) if isinstance(error, ImageError) else f'{type(error).__name__}: {error}'
+            )
             raise ImageError(f'image {path} cannot be read: {reason}') from error
 
 
 def as_bgr(pixels: np.ndarray) -> np.ndarray:
     """Return pixels (H, W) or (H, W, channels) of any type as a picture, (H, W, 3) uint8.
 
-    Values outside of 0..255 are scaled; of any number of channels but three the first is shown.
+    Values outside of 0..255 are scaled. Of two channels the first is shown, of four and more three.
 
     Example:
         >>> as_bgr(np.array([[0, 65535]], np.uint16)).tolist()
@@ -74,7 +81,7 @@ def as_bgr(pixels: np.ndarray) -> np.ndarray:
             pixels = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-9))
         pixels = pixels.astype(np.uint8)
     pixels = pixels.reshape(*pixels.shape[:2], -1)
-    return pixels if pixels.shape[2] == 3 else pixels[..., :1].repeat(3, 2)
+    return pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., :1].repeat(3, 2)
 
 
 def without_loading(steps: Sequence[dict]) -> List[dict]:

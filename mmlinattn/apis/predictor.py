@@ -124,7 +124,8 @@ class Predictor:
         Args:
             source: path of an image or a folder (searched recursively); array (H, W, 3) uint8 in
                 BGR, as ``cv2.imread`` returns it; PIL image; or a list of these. If the test
-                pipeline loads other pixels, such as one channel, arrays are those pixels.
+                pipeline loads other pixels, such as one channel, arrays are those pixels, and PIL
+                images are refused.
             min_score: lowest score of objects, see :class:`.prediction.Prediction`.
             batch_size: number of images to read at once, see :meth:`predict_batch`.
 
@@ -220,12 +221,12 @@ class Predictor:
         elif isinstance(source, (str, Path)):
             for name, path in image_files([str(source)]).items():
                 yield self.read(path), name
-        elif isinstance(source, Image.Image) and self.read.is_plain:
+        elif isinstance(source, Image.Image) and self.read.is_bgr:
             yield _bgr(ImageOps.exif_transpose(source)), ''
         elif isinstance(source, np.ndarray):
             yield source, ''
         else:
-            kinds = 'a path, an array' + ', a PIL image' * self.read.is_plain
+            kinds = 'a path, an array, a PIL image' if self.read.is_bgr else 'a path, an array'
             raise ValueError(
                 f'source must be {kinds} or a list of these, got {type(source).__name__}'
             )

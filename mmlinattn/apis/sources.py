@@ -94,7 +94,7 @@ def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
             raise ImageError('not a regular file')
         data = path.read_bytes()
-        _check_pixels(data, max_megapixels)
+        check_pixels(data, max_megapixels)
         # OpenCV fills what is missing with grey; `imread` crashes on names that are not UTF-8.
         fault = file_fault(data)
         image = None if fault else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
@@ -106,7 +106,8 @@ def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray
     return image
 
 
-def _check_pixels(data: bytes, max_megapixels: float) -> None:
+def check_pixels(data: bytes, max_megapixels: float) -> None:
+    """Raise ImageError if an image has more pixels than the limit."""
     with suppress(UnidentifiedImageError):  # a fault that is reported next
         height, width = image_size(io.BytesIO(data))
         if width * height > 1e6 * max_megapixels:

@@ -100,7 +100,7 @@ class Linearizer:
         self._once('swap', self._swap)
         self._evaluate('swap')
         last = 'swap'
-        for phase in [*self.phases, *['c'] * self.options.finetune]:
+        for phase in [*self.phases, 'c'] if self.options.finetune else self.phases:
             start = self.out / f'{last}.pth'
             if not self._has(phase):
                 cfg = self._phase_config(phase, start)

@@ -199,7 +199,7 @@ def query_pos(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def padding(case: AttentionCase) -> None:
-    """Check that finite padding changes nothing, and that attend() of nothing else is 0."""
+    """Check that finite padding changes nothing, and that attend() of padding alone is 0."""
     x, mask = case.tokens().requires_grad_(), case.padding()[..., None]
     expected = case.run(x.masked_fill(mask, 0), key_padding_mask=mask[..., 0])
     out = case.run(x.where(~mask, 9 * case.tokens()), key_padding_mask=mask[..., 0])

@@ -115,9 +115,19 @@ def test_files_are_read_by_the_test_pipeline(files, predictor, tmp_path, options
     np.testing.assert_array_equal(found.image, expected)
     with pytest.raises(ValueError, match='must be a path, an array or a list of these'):
         changed(Image.open(tmp_path / 'a.png'))
+    with pytest.raises(ImageError, match='megapixels are more than the limit of 0.001'):
+        changed.read(tmp_path / 'a.png', max_megapixels=0.001)
     (tmp_path / 'b.png').write_bytes(b'no image')
     with pytest.raises(ImageError, match='b.png cannot be read'):
         changed(tmp_path / 'b.png')
+
+
+def test_another_dtype_takes_images_in_memory_too(files, tmp_path):
+    changed = load(*files('cls'), cfg_options={f'{FIRST}to_float32': True})
+    cv2.imwrite(str(tmp_path / 'a.png'), IMAGE)
+    assert changed.read(tmp_path / 'a.png').dtype == np.float32
+    by_path, direct = changed([tmp_path / 'a.png', Image.fromarray(IMAGE[..., ::-1])])
+    torch.testing.assert_close(scores_of(by_path), scores_of(direct))
 
 
 def test_one_channel(files, tmp_path):

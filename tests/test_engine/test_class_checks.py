@@ -352,26 +352,33 @@ def test_a_metric_that_reads_another_file(root):
 @pytest.mark.parametrize('cascade', [False, True])
 def test_a_metric_that_ignores_another_label_than_the_head(root, cascade):
     cfg = shrunk('segformer', root)
-    check_run(cfg, 'val')
+    cfg.val_evaluator.ignore_index = 0  # a class that is left out of the scores
+    assert not check_run(cfg, 'val')
+    del cfg.val_evaluator.ignore_index
+    assert not check_run(cfg, 'val')
     head = cfg.model.decode_head
     if cascade:
         cfg.model.update(type='CascadeEncoderDecoder', num_stages=2)
-        point = dict(head, type='PointHead', in_channels=[16], in_index=[0], ignore_index=11)
+        point = dict(head, type='PointHead', in_channels=[16], in_index=[0], ignore_index=200)
         cfg.model.decode_head = [head, point]
         cfg.model.test_cfg.update(subdivision_steps=1, subdivision_num_points=16, scale_factor=2)
     else:
-        head.ignore_index = 11
+        head.ignore_index = 200
     message = r'^val_evaluator(\[1\])?\.ignore_index: is 255, but model\.decode_head\.ignore_index '
-    message += r'is 11: .* Set val_evaluator(\[1\])?\.ignore_index=11$'
+    message += r'is 200: .* Set val_evaluator(\[1\])?\.ignore_index=200$'
     with pytest.raises(DataError, match=message):
         check_run(cfg, 'val')
-    cfg.val_evaluator.ignore_index = 11
+    cfg.val_evaluator.ignore_index = 200
     check_run(cfg, 'val')
     cfg.val_evaluator = [cfg.val_evaluator, dict(type='BoundaryIoUMetric')]
     with pytest.raises(DataError, match=message):
         check_run(cfg, 'val')
     cfg.val_evaluator[1] = dict(type='IoUMetric', format_only=True)  # has no scores
     check_run(cfg, 'val')
+    (cfg.model.decode_head[1] if cascade else head).ignore_index = 0  # a class that is not trained
+    cfg.val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
+    (warning,) = check_run(cfg, 'val')
+    assert 'is 0: pixels that are not trained would count in the scores' in warning
 
 
 def test_padding_that_is_not_ignored(root):

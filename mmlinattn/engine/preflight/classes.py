@@ -181,8 +181,10 @@ def check_padding(model: nn.Module) -> Iterator[Finding]:
             continue
         is_main = name.startswith('decode')
         cure = f'{option}={ignored}' if is_main else f'model.{name}.ignore_index={pad}'
-        what = f'is {pad}, but model.{name}.ignore_index is {ignored}: padded pixels would be '
-        yield Finding('class', option, f'{what}trained as label {pad}. Set {cure}', pad >= number)
+        is_class = 0 <= pad < number
+        effect = f'be trained as label {pad}' if is_class else 'end the training'
+        what = f'is {pad}, but model.{name}.ignore_index is {ignored}: padded pixels would {effect}'
+        yield Finding('class', option, f'{what}. Set {cure}', not is_class)
         return
 
 

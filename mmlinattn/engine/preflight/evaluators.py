@@ -106,13 +106,15 @@ def check_ignored_label(cfg: Config, split: str, model: nn.Module) -> Iterator[F
     # The last head of a cascade predicts.
     head = heads[-1] if isinstance(heads, nn.ModuleList) else heads
     ignored = getattr(head, 'ignore_index', None)
+    classes = range(getattr(head, 'num_classes', 0))
     for option, metric in _metrics(cfg, split):
         scored = metric.get('ignore_index', 255)
         is_iou = 'IoUMetric' in str(metric.get('type')) and not metric.get('format_only')
-        if is_iou and type(ignored) is int and scored != ignored:
-            what = f'is {scored}, but model.decode_head.ignore_index is {ignored}: pixels without '
-            what += f'a class would count in the scores. Set {option}.ignore_index={ignored}'
-            yield Finding('class', f'{option}.ignore_index', what, True)
+        # A metric that ignores a class leaves it out on purpose.
+        if is_iou and type(ignored) is int and scored != ignored and scored not in classes:
+            what = f'is {scored}, but model.decode_head.ignore_index is {ignored}: pixels that are '
+            what += f'not trained would count in the scores. Set {option}.ignore_index={ignored}'
+            yield Finding('class', f'{option}.ignore_index', what, ignored not in classes)
 
 
 def check_rule(hook: CheckpointHook, scores: AbstractSet[str]) -> None:

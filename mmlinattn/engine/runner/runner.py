@@ -86,10 +86,11 @@ class PluginRunner(Runner):
         MMEngine counts those of one iteration.
         """
         steps = getattr(optim_wrapper, '_accumulative_counts', 1)
-        if auto_scale_lr and auto_scale_lr.get('enable') and steps > 1:
+        settings = auto_scale_lr or {}
+        if settings.get('enable') and 'base_batch_size' in settings and steps > 1:
             self.logger.info(f'accumulative_counts: a step has the images of {steps} iterations.')
-            base = auto_scale_lr['base_batch_size'] / steps
-            auto_scale_lr = dict(auto_scale_lr, base_batch_size=base)
+            base = settings['base_batch_size'] / steps
+            auto_scale_lr = dict(settings, base_batch_size=base)
         super().scale_lr(optim_wrapper, auto_scale_lr)
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:

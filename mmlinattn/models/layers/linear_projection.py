@@ -93,7 +93,7 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """Return consecutive outputs of a projection, each computed from another input.
 
     A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs. So
-    does one with hooks, such as those of ``torch.nn.utils.prune``.
+    does one whose hook computes its weights, as ``torch.nn.utils.prune`` and ``spectral_norm`` do.
     Inputs are pairs of a tensor (..., C) and its number of outputs.
 
     Example:
@@ -103,7 +103,7 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
         (True, True)
     """
     counts = [count for _, count in inputs]
-    if type(layer) not in PLAIN or has_hooks(layer):
+    if type(layer) not in PLAIN or not {'weight', 'bias'} <= layer._parameters.keys():
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [layer(x)[..., end - n : end] for (x, n), end in zip(inputs, ends)]
     weight, bias = layer.weight, projection_of_zero(layer, layer.weight, layer.in_features)
