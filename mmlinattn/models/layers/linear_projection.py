@@ -103,7 +103,8 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
         (True, True)
     """
     counts = [count for _, count in inputs]
-    if type(layer) not in PLAIN or not {'weight', 'bias'} <= layer._parameters.keys():
+    own = layer._parameters
+    if type(layer) not in PLAIN or 'weight' not in own or 'bias' not in own:
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [layer(x)[..., end - n : end] for (x, n), end in zip(inputs, ends)]
     weight, bias = layer.weight, projection_of_zero(layer, layer.weight, layer.in_features)
