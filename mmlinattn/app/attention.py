@@ -1,6 +1,6 @@
 """Attention of one token, drawn over the input of the network."""
 
-from typing import List, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import cv2
 import numpy as np
@@ -15,6 +15,18 @@ from ..models.layers.attend_calls import calls_of
 from ..visualization.key_weights import key_weights, overlay, reach
 
 SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pixels
+
+
+class Attention(NamedTuple):
+    """Attention map of a token.
+
+    Attributes:
+        picture: (H, W, 3) uint8 RGB, the input of the network, see :func:`enlarged`.
+        text: description of the picture, with numbers.
+    """
+
+    picture: np.ndarray
+    text: str
 
 
 def attention_layers(model: BaseModel) -> List[str]:
@@ -33,8 +45,11 @@ def attention_layers(model: BaseModel) -> List[str]:
 
 
 def attention_of(
-    predictor: Predictor, image: np.ndarray, layer: str, pixel: Optional[Tuple[int, int]] = None
-) -> Tuple[np.ndarray, str]:
+    predictor: Predictor,
+    image: np.ndarray,
+    layer: str,
+    pixel: Optional[Tuple[int, int]] = None,
+) -> Attention:
     """Draw the weights of all keys for the token at a pixel, as the mean over the heads.
 
     Args:
@@ -42,10 +57,6 @@ def attention_of(
         image: pixels, from ``predictor.read``.
         layer: one of :func:`attention_layers`.
         pixel: (x, y) in the returned picture; its middle by default.
-
-    Returns:
-        picture, (H, W, 3) uint8 RGB, of the input of the network, see :func:`enlarged`; and its
-        description, with numbers.
 
     Raises:
         ValueError: the pixel is outside of the picture, or the model reads the image in crops.
@@ -81,7 +92,7 @@ def attention_of(
         f'{columns}. Red adds, blue takes away. Half of all weight is in '
         f'{100 * reach(weights):.1f}% of the keys; 50% would be uniform.'
     )
-    return picture, text
+    return Attention(picture, text)
 
 
 def enlarged(image: np.ndarray) -> np.ndarray:
