@@ -52,17 +52,16 @@ class Reader:
 
     def __call__(self, path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
         """Return the pixels of an image; raise :class:`.sources.ImageError` if it has none."""
-        image = read_image(path, max_megapixels) if self.is_checked else None
-        if image is not None and self.is_plain:
-            return image
+        if self.is_checked:
+            image = read_image(path, max_megapixels)
+            if self.is_plain:
+                return image
         try:
-            if image is None:
+            if not self.is_checked:
                 check_pixels(path.read_bytes(), max_megapixels)
             return self.load(dict(img_path=str(path)))['img']
         except Exception as error:  # steps raise arbitrary exceptions
-            reason = (
-                str(error) if isinstance(error, ImageError) else f'{type(error).__name__}: {error}'
-            )
+            reason = f'{type(error).__name__}: {error}'
             raise ImageError(f'image {path} cannot be read: {reason}') from error
 
 

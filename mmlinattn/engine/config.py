@@ -30,8 +30,6 @@ DICTS = (
     'default_hooks', 'train_cfg', 'val_cfg', 'test_cfg', 'env_cfg', 'randomness', 'log_processor',
     'auto_scale_lr', 'visualizer',
 )  # fmt: skip
-
-
 FRAMEWORKS = ('mmdet', 'mmseg', 'mmpretrain')
 
 

@@ -97,9 +97,10 @@ def image_pipeline(cfg: Config, crop_size: Optional[Sequence[int]]) -> List[dict
     """Return the test pipeline of a config without annotations, with a random crop and flip."""
     from ..apis.pipeline import loading_step, steps_of, without_loading
 
-    *steps, pack = without_loading(whole := steps_of(cfg))
+    pipeline = steps_of(cfg)
+    *steps, pack = without_loading(pipeline)
     augment = dict(type='RandomCropFlip', crop_size=crop_size)
-    return [loading_step(whole), *steps, augment, pack]
+    return [loading_step(pipeline), *steps, augment, pack]
 
 
 def training_images(cfg: Config) -> List[Path]:

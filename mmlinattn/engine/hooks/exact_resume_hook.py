@@ -66,11 +66,9 @@ class ExactResumeHook(Hook):
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         wrappers = _optim_wrappers(runner)
-        counts = {name: getattr(wrapper, '_inner_count', 0) for name, wrapper in wrappers.items()}
-        if not any(
-            counts[name] % getattr(wrappers[name], '_accumulative_counts', 1) for name in counts
-        ):
+        if all(wrapper.should_update() for wrapper in wrappers.values()):
             return
+        counts = {name: wrapper._inner_count for name, wrapper in wrappers.items()}
         parameters = unwrapped(runner.model).named_parameters()
         gradients = {name: p.grad for name, p in parameters if p.grad is not None}
         if gradients and get_world_size() > 1:

@@ -118,8 +118,9 @@ def config_findings(
             if not isinstance(metainfo['classes'], str):
                 names[bool(folders)].setdefault(where, tuple(folders or metainfo['classes']))
         found += check_scored_file(cfg, split, read)
-        found += check_padding(model) if model is not None and split == 'train' else []
-        found += check_ignored_label(cfg, split, model) if model is not None else []
+        if model is not None:
+            found += check_ignored_label(cfg, split, model)
+            found += check_padding(model) if split == 'train' else ()
         yield from ((split, finding) for finding in found)
     for are_folders, lists in names.items():
         if lists and not hasattr(model, 'language_model'):

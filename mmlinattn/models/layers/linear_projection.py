@@ -75,18 +75,13 @@ class KeyBiaslessLinear(nn.Linear):
         return F.linear(x, self.weight, self.effective_bias())
 
 
+def projection_bias(layer: nn.Linear) -> Optional[Tensor]:
+    """Return the bias that a projection adds."""
+    return layer.effective_bias() if isinstance(layer, KeyBiaslessLinear) else layer.bias
+
+
 # Projections whose rows are outputs that can be computed by themselves.
 PLAIN = (nn.Linear, CPULinear, KeyBiaslessLinear)
-
-
-def projection_of_zero(layer: nn.Linear, like: Tensor, width: int) -> Optional[Tensor]:
-    """Return the projection of a token 0 of ``width`` channels, dtype and device as ``like``.
-
-    It is the bias, or None without one; a layer that has replaced the projection is called.
-    """
-    if type(layer) not in PLAIN:
-        return layer(like.new_zeros(1, width))[0]
-    return layer.effective_bias() if isinstance(layer, KeyBiaslessLinear) else layer.bias
 
 
 def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
@@ -107,7 +102,7 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     if type(layer) not in PLAIN or 'weight' not in own or 'bias' not in own:
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [layer(x)[..., end - n : end] for (x, n), end in zip(inputs, ends)]
-    weight, bias = layer.weight, projection_of_zero(layer, layer.weight, layer.in_features)
+    weight, bias = layer.weight, projection_bias(layer)
     device = weight.device.type
     if device != 'meta' and torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
         # Cast once: autocast would cast each part.

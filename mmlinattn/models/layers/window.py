@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...ops.common.numerics import constant
 from ...utils import check_integer
 from .attention_info import AttentionInfo
-from .linear_projection import projection_of_zero
+from .linear_projection import PLAIN, projection_bias
 from .relative_position_bias import relative_position_index
 from .softmax import SoftmaxAttention, softmax_attention
 from .token_layout import TokenLayout, require_static_size
@@ -82,7 +82,7 @@ class WindowAttention(SoftmaxAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         owner = type(self).__name__
         windows = WindowPartition(layout.hw_shape, self.window_size, self.shift, owner)
-        bias = projection_of_zero(self.in_proj, q, self.embed_dims) if windows.is_padded else None
+        bias = self._projection_of_zero(q) if windows.is_padded else None
         if bias is not None:
             # A projected gate has the last part.
             bias = bias[: 3 * self.embed_dims].view(3, 1, self.num_heads, 1, 1, -1)
@@ -97,6 +97,12 @@ class WindowAttention(SoftmaxAttention):
         dropout = self.attn_drop if self.training else 0.0
         out = softmax_attention(q, k, v, mask, bias=self._bias(windows, q), dropout=dropout)
         return windows.reverse(out)
+
+    def _projection_of_zero(self, like: Tensor) -> Optional[Tensor]:
+        """Return what a padded token 0 becomes: the bias, if no other layer replaces in_proj."""
+        if type(self.in_proj) in PLAIN:
+            return projection_bias(self.in_proj)
+        return self.in_proj(like.new_zeros(1, self.embed_dims))[0]
 
     def _bias(self, windows: 'WindowPartition', q: Tensor) -> Optional[Tensor]:
         """Return the bias of the logits of windows q (B * n, heads, M, d), or None."""
