@@ -41,10 +41,10 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), quiet():
         try:
             with torch.device('meta'):
-                return MODELS.build(copy.deepcopy(cfg.model))
+                return MODELS.build(copy.deepcopy(_with_preprocessor(cfg)))
         except RuntimeError:
             # Some constructors compute with tensor values, which meta tensors do not have.
-            return MODELS.build(copy.deepcopy(cfg.model))
+            return MODELS.build(copy.deepcopy(_with_preprocessor(cfg)))
 
 
 def check_device(device: Optional[str]) -> str:

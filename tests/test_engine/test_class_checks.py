@@ -297,21 +297,29 @@ def test_a_classifier_with_more_outputs_is_said():
     [
         (3, 3, 'train_dataloader', ''),
         (1000, 1000, 'train_dataloader', ''),
-        (3, None, 'train_dataloader', ''),
+        (3, None, 'train_dataloader', 'data_preprocessor.num_classes=3'),
         (3, 100, 'test_dataloader', ''),
         (3, 100, 'train_dataloader', 'data_preprocessor.num_classes=3'),
         (1000, 3, 'train_dataloader', 'data_preprocessor.num_classes=1000'),
         (2, 2, 'train_dataloader', 'model.head.num_classes=3, data_preprocessor.num_classes=3'),
     ],
 )
-def test_mixed_labels_have_the_classes_of_the_head(outputs, labels, where, options):
-    model = model_with(head=Head(outputs), data_preprocessor=Head(labels, batch_augments=[1]))
+def test_one_hot_labels_have_the_classes_of_the_head(outputs, labels, where, options):
+    model = model_with(head=Head(outputs), data_preprocessor=Head(labels, to_onehot=True))
     found = [each.what for each in check_heads(model, THREE, where) if each.fatal]
     assert len(found) == bool(options) and all(f': set {options}, or' in each for each in found)
     moved = [each.what for each in check_heads(model, THREE, where, 'model.x') if each.fatal]
     assert moved == [each.replace('data_preprocessor.', 'model.x.') for each in found]
-    model.data_preprocessor.batch_augments = None
+    model.data_preprocessor.to_onehot = False
     assert not any('preprocessor' in each.what for each in check_heads(model, THREE, where))
+
+
+def test_a_data_preprocessor_beside_the_model_is_checked(root):
+    cfg = shrunk('ravlt-nano-cls', root)
+    cfg.model.train_cfg = dict(augments=[dict(type='Mixup', alpha=0.8)])
+    cfg.data_preprocessor = dict(cfg.model.pop('data_preprocessor'), num_classes=100)
+    with pytest.raises(DataError, match=r'data_preprocessor\.num_classes is 100, but .* 5 classes'):
+        check_run(cfg, 'train')
 
 
 def test_a_command_compares_heads(root, tmp_path, error_of):

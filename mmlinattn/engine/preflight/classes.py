@@ -116,17 +116,16 @@ def check_heads(
 ) -> Iterator[Finding]:
     """Compare ``num_classes`` and class weights of all heads with the classes of a data loader.
 
-    Mixup and CutMix take ``num_classes`` from the data preprocessor, whose place in the config is
-    ``preprocessing``. Heads for stuff, boundaries, identities of persons and vocabularies are not
-    compared.
+    One-hot labels, of Mixup and CutMix too, take ``num_classes`` from the data preprocessor, whose
+    place in the config is ``preprocessing``. Heads for stuff, boundaries, identities of persons and
+    vocabularies are not compared.
     """
     classes = metainfo.get('classes')
     if not classes or isinstance(classes, str):
         return
     wrong = []
     preprocessor = getattr(model, 'data_preprocessor', None)
-    is_mixed = where == 'train_dataloader' and getattr(preprocessor, 'batch_augments', None)
-    labels = getattr(preprocessor, 'num_classes', None) if is_mixed else None
+    is_one_hot = where == 'train_dataloader' and getattr(preprocessor, 'to_onehot', False)
     for name, head, found in _heads(model):
         things = metainfo.get('thing_classes') if THING_HEAD.fullmatch(name) else None
         number = len(things or classes)
@@ -158,8 +157,9 @@ def check_heads(
         else:
             wrong.append((f'model.{name}.num_classes', found, number))
         # A classifier may have more outputs than classes.
-        if name == 'head' and labels not in (None, max(found, number)):
-            wrong.append((f'{preprocessing}.num_classes', labels, max(found, number)))
+        if name == 'head' and is_one_hot and preprocessor.num_classes != max(found, number):
+            option = f'{preprocessing}.num_classes'
+            wrong.append((option, preprocessor.num_classes, max(found, number)))
     if wrong:
         options = ' and '.join(f'{option} is {found}' for option, found, _ in wrong)
         cure = ', '.join(f'{option}={number}' for option, _, number in wrong)
