@@ -182,6 +182,7 @@ def trained(tmp_path):
         if optimizers == 1:
             wrapper = dict(optimizer=dict(type='SGD', lr=0.125), **steps)
         saves = dict(type='CheckpointHook', by_epoch=False, interval=1)
+        saves.update(save_optimizer=options.pop('save_optimizer', True))
         options.update(custom_hooks=[dict(type='ExactResumeHook')], optim_wrapper=wrapper)
         options.update(default_hooks=dict(checkpoint=saves), dataset=Images(IMAGES))
         tiny_runner(tmp_path, length, by_epoch=False, model=model, **options).train()
@@ -200,6 +201,20 @@ def test_accumulated_gradients_are_resumed(trained, optimizers):
         assert trained(optimizers, 6, load_from=path(i), resume=True)[0] == whole
     # The weights of iteration 5, and one step.
     assert trained(optimizers, 3, load_from=path(5))[0] == whole
+
+
+def test_what_needs_no_accumulated_gradients(trained):
+    """A parameter that is frozen now, and checkpoints without the state of the optimizer."""
+    _, path = trained(1, 5)
+    net, hook = Net().requires_grad_(False), ExactResumeHook()
+    hook.after_load_checkpoint(None, torch.load(path(4), weights_only=False))
+    wrapper, logger = SimpleNamespace(), SimpleNamespace(info=print)
+    hook._restore_gradients(
+        SimpleNamespace(model=net, iter=4, optim_wrapper=wrapper, logger=logger)
+    )
+    assert net.weight.grad is None and wrapper._inner_count == 4
+    _, path = trained(1, 2, save_optimizer=False)
+    assert 'accumulated' not in torch.load(path(2), weights_only=False)
 
 
 def test_accumulated_gradients_of_several_processes(trained, monkeypatch):

@@ -66,7 +66,8 @@ class ExactResumeHook(Hook):
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         wrappers = _optim_wrappers(runner)
-        if all(wrapper.should_update() for wrapper in wrappers.values()):
+        is_closed = all(wrapper.should_update() for wrapper in wrappers.values())
+        if is_closed or 'optimizer' not in checkpoint:  # which cannot be resumed
             return
         counts = {name: wrapper._inner_count for name, wrapper in wrappers.items()}
         parameters = unwrapped(runner.model).named_parameters()
@@ -108,7 +109,7 @@ class ExactResumeHook(Hook):
         if not found or runner.iter == 0:  # a new training from the weights
             return
         for name, parameter in unwrapped(runner.model).named_parameters():
-            if name in found['gradients']:
+            if parameter.requires_grad and name in found['gradients']:
                 parameter.grad = found['gradients'][name].to(parameter)
         for name, wrapper in _optim_wrappers(runner).items():
             wrapper._inner_count = found['counts'][name]
