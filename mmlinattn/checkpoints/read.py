@@ -17,7 +17,7 @@ from ..utils.pretrained import SAFE
 from .checkpoint_uri import open_source
 from .errors import CheckpointError
 from .safe_unpickle import safe_globals
-from .write import PathLike, plain_meta
+from .write import PathLike, plain
 
 # MMEngine and MMCV write ``state_dict``. Scripts based on DeiT (RALA, SMCA, ...) write ``model``
 # and sometimes the moving average ``model_ema``, ViL writes ``net``, TimeSformer ``model_state``,
@@ -42,7 +42,8 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         the content in MMEngine's layout, on the CPU: ``state_dict``, ``meta``, and the remaining
         entries (``optimizer``, ``message_hub``, ...). The weights are taken from ``state_dict``,
         ``model``, ``model_ema``, ``net`` or the top level, whichever comes first.
-        ``meta['config']`` is omitted, because MMEngine would run it as Python when resuming.
+        ``meta['config']`` is omitted, because MMEngine would run it as Python when resuming. The
+        old ``CLASSES`` and ``PALETTE`` become ``meta['dataset_meta']``.
 
     Raises:
         FileNotFoundError: no such file.
@@ -69,6 +70,10 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         )
     meta = content.get('meta')
     meta = {k: v for k, v in meta.items() if k != 'config'} if isinstance(meta, Mapping) else {}
+    old = {name.lower(): meta.pop(name, None) for name in ('CLASSES', 'PALETTE')}
+    old = {name: value for name, value in old.items() if value is not None}
+    if old:
+        meta['dataset_meta'] = dict(old, **(meta.get('dataset_meta') or {}))
     if source.startswith('mmcls://'):
         # MMEngine applies the same rule to this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
@@ -89,8 +94,7 @@ def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]
 
     Returns:
         name -> tensor, on the CPU, without the prefix ``module.``; and ``meta`` reduced to plain
-        types, with the old ``CLASSES`` and ``PALETTE`` as
-        ``dataset_meta=dict(classes=..., palette=...)``.
+        types.
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
@@ -104,7 +108,7 @@ def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]
         {'fc.weight': (2, 3)}
     """
     content = read_checkpoint(source)
-    return weights_of(content, source), plain_meta(content['meta'])
+    return weights_of(content, source), plain(content['meta'])
 
 
 def weights_of(content: Mapping, source: PathLike) -> Dict[str, Tensor]:

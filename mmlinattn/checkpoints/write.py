@@ -5,7 +5,7 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, Union
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -53,49 +53,40 @@ def save_checkpoint(path: PathLike, state_dict: Mapping, meta: Mapping) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == SAFETENSORS:
-        content = save(state_dict, metadata={'meta': json.dumps(plain_meta(meta))})
+        content = save(state_dict, metadata={'meta': json.dumps(plain(meta))})
     else:
         buffer = io.BytesIO()
-        torch.save(dict(state_dict=state_dict, meta=plain_meta(meta)), buffer)
+        torch.save(dict(state_dict=state_dict, meta=plain(meta)), buffer)
         content = buffer.getbuffer()
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
 
 
-def plain_meta(meta: Mapping) -> Dict[str, Any]:
-    """Return the entries of plain types (None, bool, int, float, str and containers of these).
-
-    Numpy numbers, numpy arrays, tensors and namespaces are converted to plain types; other
-    entries are omitted. ``CLASSES`` and ``PALETTE`` become ``dataset_meta``.
-
-    Example:
-        >>> plain_meta(dict(epoch=np.int64(3), CLASSES=('cat', 'dog'), model=object()))
-        {'epoch': 3, 'dataset_meta': {'classes': ('cat', 'dog')}}
-    """
-    meta = _plain(meta)
-    old = {name.lower(): meta.pop(name) for name in ('CLASSES', 'PALETTE') if name in meta}
-    old = {name: value for name, value in old.items() if value is not None}
-    if old:
-        meta['dataset_meta'] = dict(old, **(meta.get('dataset_meta') or {}))
-    return meta
-
-
 _NOT_PLAIN = object()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return what of a value is of plain types: None, bool, int, float, str, containers of these.
+
+    Numpy numbers, numpy arrays, tensors and namespaces are converted to plain types; other
+    entries are omitted.
+
+    Example:
+        >>> plain(dict(epoch=np.int64(3), classes=('cat', 'dog'), model=object()))
+        {'epoch': 3, 'classes': ('cat', 'dog')}
+    """
     if isinstance(value, (np.generic, np.ndarray, Tensor)):
         value = value.tolist()
     if isinstance(value, Namespace):
         value = vars(value)
     if isinstance(value, Mapping):
-        items = ((key, _plain(item)) for key, item in value.items())
+        items = ((key, plain(item)) for key, item in value.items())
         return {
             key if isinstance(key, (bool, int, float, str)) else str(key): item
             for key, item in items
             if item is not _NOT_PLAIN
         }
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [item for item in map(_plain, value) if item is not _NOT_PLAIN]
+        items = [item for item in map(plain, value) if item is not _NOT_PLAIN]
         return tuple(items) if isinstance(value, tuple) else items
     return value if value is None or type(value) in (bool, int, float, str) else _NOT_PLAIN

@@ -22,7 +22,7 @@ from mmlinattn.checkpoints import (
     save_checkpoint,
 )
 from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
-from mmlinattn.checkpoints.write import plain_meta
+from mmlinattn.checkpoints.write import plain
 from mmlinattn.utils import WriteError
 
 
@@ -81,10 +81,10 @@ def test_classes_and_palette_become_dataset_meta(tmp_path):
         mmdet_version='2.25.0',
         dataset_meta=dict(classes=('cat', 'dog'), palette=[[0, 0, 0], [1, 2, 3]]),
     )
-    assert load_state_dict(tmp_path / 'a.pth')[1] == expected
-    assert plain_meta(dict(CLASSES=None, dataset_meta=dict(classes=('a',)))) == dict(
-        dataset_meta=dict(classes=('a',))
-    )
+    assert read_checkpoint(tmp_path / 'a.pth')['meta'] == expected
+    meta = dict(CLASSES=None, dataset_meta=dict(classes=('a',)))
+    torch.save(dict(state_dict=dict(a=WEIGHT), meta=meta), tmp_path / 'a.pth')
+    assert load_state_dict(tmp_path / 'a.pth')[1] == dict(dataset_meta=dict(classes=('a',)))
 
 
 def test_meta_keeps_only_plain_types():
@@ -92,9 +92,9 @@ def test_meta_keeps_only_plain_types():
         a=np.float64(1.5), b=np.bool_(True), c=torch.tensor([1, 2]), d=object(), e=[1, object()],
         f=argparse.Namespace(x=np.int32(3)), g=(None, 'x'), h={4: {5}},
     )  # fmt: skip
-    plain = plain_meta(meta)
-    assert plain == dict(a=1.5, b=True, c=[1, 2], e=[1], f=dict(x=3), g=(None, 'x'), h={4: [5]})
-    assert type(plain['a']) is float and type(plain['b']) is bool
+    found = plain(meta)
+    assert found == dict(a=1.5, b=True, c=[1, 2], e=[1], f=dict(x=3), g=(None, 'x'), h={4: [5]})
+    assert type(found['a']) is float and type(found['b']) is bool
 
 
 @pytest.mark.parametrize('function', [os.system, os.mkdir, exec, eval, print])
