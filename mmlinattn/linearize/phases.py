@@ -14,6 +14,7 @@ from ..engine.model import preprocessor_of
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training
+from ..utils import type_name
 from ..utils.pretrained import remove_pretrained
 from .images import image_pipeline
 from .options import Options
@@ -103,28 +104,27 @@ def phase_config(
     return Config(found)
 
 
-def finetune_config(student: Config, start: str) -> Config:
+def finetune_config(student: Config, start: str, seed: int) -> Config:
     """Return the config of phase C: the user's, with the student's attentions and weights.
 
-    Hooks by which a killed training resumes to the same weights are added where they are absent.
+    A seed, and hooks by which a killed training resumes to the same weights, are added where they
+    are absent.
     """
     found = copy.deepcopy(student)
     found.load_from, found.resume, found.experiment_name = start, False, 'linearize_c'
     if found.get('visualizer'):
         found.visualizer.pop('name', None)  # of the runner, not of an earlier one
+    randomness = found.get('randomness') or {}
+    if randomness.get('seed') is None:
+        found.randomness = dict(randomness, seed=seed)
     custom = found.get('custom_hooks') or []
-    absent = [
-        name for name in RESUME_HOOKS if not any(name in str(hook.get('type')) for hook in custom)
-    ]
+    absent = [name for name in RESUME_HOOKS if not any(name in str(hook) for hook in custom)]
     found.custom_hooks = [*custom, *(dict(type=name) for name in absent)]
     hooks = found.get('default_hooks') or {}
     saves = hooks.get('checkpoint', dict(type='CheckpointHook', interval=1))  # MMEngine's default
     # AtomicCheckpointHook writes to no other file backend.
-    if (
-        saves
-        and saves.get('type') == 'CheckpointHook'
-        and not {'backend_args', 'out_dir'} & {*saves}
-    ):
+    elsewhere = saves and any(map(saves.get, ('backend_args', 'file_client_args', 'out_dir')))
+    if saves and type_name(saves) == 'CheckpointHook' and not elsewhere:
         found.default_hooks = dict(hooks, checkpoint=dict(saves, type='AtomicCheckpointHook'))
     return found
 
@@ -139,7 +139,9 @@ def train_phase(cfg: Config, work_dir: Path, options: Options) -> Path:
     check_weights(runner, cfg)
     runner.prepare_training()
     runner.train()
-    return Path((work_dir / LAST).read_text().strip())
+    last = Path((work_dir / LAST).read_text().strip())
+    moved = work_dir / last.name
+    return moved if moved.is_file() else last
 
 
 def student_weights(checkpoint: Path, parts: Sequence[str]) -> Dict[str, Any]:

@@ -26,7 +26,7 @@ from ..checkpoints import (
 )
 from ..engine.distributed.launch import broadcast_from_first
 from ..engine.hooks.exact_resume_hook import seed_everything
-from ..engine.model import build_model, quiet
+from ..engine.model import build_model, load_model, quiet
 from ..engine.preflight.run import check_run
 from ..utils import check_writable, write_json
 from ..utils.errors import InputError
@@ -181,14 +181,14 @@ class Linearizer:
         barrier()
 
     def _swap(self) -> None:
-        content = read_checkpoint(self.checkpoint)
-        seed_everything(self.options.seed)
         with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')), quiet():
+            teacher, meta = load_model(self.cfg, self.checkpoint)
+            seed_everything(self.options.seed)
             student = MODELS.build(self.plan.cfg.model)
             student.init_weights()
-        report = swap_weights(content['state_dict'], student)
+        report = swap_weights(teacher.state_dict(), student)
         print_log(f'Direct swap: {report}', 'current')
-        self._save(dict(content, state_dict=student.state_dict()), 'swap')
+        self._save(dict(meta=meta, state_dict=student.state_dict()), 'swap')
 
     def _save(self, content: dict, stage: str) -> None:
         meta = dict(dataset_meta=content.get('meta', {}).get('dataset_meta'))
@@ -206,7 +206,7 @@ class Linearizer:
 
     def _phase_config(self, phase: str, start: Path) -> Config:
         if phase == 'c':
-            return finetune_config(self.plan.cfg, str(start))
+            return finetune_config(self.plan.cfg, str(start), self.options.seed)
         return phase_config(
             self.cfg, self.plan.cfg, phase, self.options, self.checkpoint, str(start),
             str(self.out / IMAGES),

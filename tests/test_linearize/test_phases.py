@@ -42,7 +42,9 @@ def test_learning_rate_rises_to_its_value_and_falls(iters):
     [
         (None, 'AtomicCheckpointHook'),
         (dict(type='CheckpointHook', interval=7), 'AtomicCheckpointHook'),
+        (dict(type='mmengine.CheckpointHook', backend_args=None), 'AtomicCheckpointHook'),
         (dict(type='CheckpointHook', backend_args=dict(backend='petrel')), 'CheckpointHook'),
+        (dict(type='CheckpointHook', file_client_args=dict(backend='disk')), 'CheckpointHook'),
         (dict(type='OwnCheckpointHook'), 'OwnCheckpointHook'),
     ],
 )
@@ -50,8 +52,11 @@ def test_fine_tuning_resumes_exactly(own, saves, kind):
     student = Config(dict(custom_hooks=own and [dict(type=name) for name in own]))
     if saves:
         student.default_hooks = dict(checkpoint=saves, logger=dict(interval=3))
-    cfg = finetune_config(student, 'b.pth')
+    cfg = finetune_config(student, 'b.pth', 5)
+    assert cfg.randomness.seed == 5
     found = [hook['type'] for hook in cfg.custom_hooks]
     assert found == ([*own, 'ExactResumeHook'] if own else [*RESUME_HOOKS])
     assert cfg.default_hooks.checkpoint == dict(saves or dict(interval=1), type=kind)
     assert not saves or cfg.default_hooks.logger.interval == 3
+    student.randomness = dict(seed=0, deterministic=True)
+    assert finetune_config(student, 'b.pth', 5).randomness == student.randomness

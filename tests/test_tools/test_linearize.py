@@ -81,7 +81,7 @@ test_evaluator = val_evaluator
 """
 
 
-def write_teacher(folder, text) -> tuple:
+def write_teacher(folder, text, prefix='') -> tuple:
     """Write a config and a checkpoint of random weights; return both."""
     path, checkpoint = folder / 'teacher.py', folder / 'teacher.pth'
     path.write_text(text)
@@ -93,7 +93,8 @@ def write_teacher(folder, text) -> tuple:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    save_checkpoint(checkpoint, model.state_dict(), dict(dataset_meta=dict(classes=['a'] * 6)))
+    state = {prefix + name: value for name, value in model.state_dict().items()}
+    save_checkpoint(checkpoint, state, dict(dataset_meta=dict(classes=['a'] * 6)))
     return path, checkpoint
 
 
@@ -103,7 +104,7 @@ def teacher(root, shapes_root, tmp_path_factory):
     text = CONFIG.format(base=str(root / CONFIGS['seg']))
     for split in ('train', 'val', 'test'):
         text += f"{split}_dataloader = dict(dataset=dict(data_root='{shapes_root}/ade'))\n"
-    found = write_teacher(tmp_path_factory.mktemp('teacher'), text)
+    found = write_teacher(tmp_path_factory.mktemp('teacher'), text, 'module.')  # of DDP
     return *found, shapes_root / 'ade/images/training'
 
 
@@ -130,7 +131,8 @@ def options(teacher, out, a=2, b=2, *more) -> list:
 
 
 def weights(path) -> dict:
-    return torch.load(path, weights_only=False)['state_dict']
+    state = torch.load(path, weights_only=False)['state_dict']
+    return {name.removeprefix('module.'): value for name, value in state.items()}
 
 
 def test_all_stages(teacher, run, tmp_path, capsys):
@@ -171,6 +173,10 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     assert scores['mIoU'] == pytest.approx(report['scores']['c']['mIoU'])
     moved = out.rename(out.with_name('moved'))
     assert Config.fromfile(moved / 'config.py').load_from == str(moved / 'model.pth')
+    (moved / 'b.pth').unlink()  # a kill came before it
+    run('linearize', *options(teacher, moved, 2, 2, *more), '--resume')
+    again = weights(moved / 'b.pth')
+    assert all(torch.equal(again[name], b[name]) for name in b)
     moved.rename(out)
     # Done: nothing is trained or scored again.
     (out / 'report.md').unlink()
