@@ -9,8 +9,9 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 
+from ..datasets.audit.images import reads_8_bits
 from ..utils import type_name
-from .sources import MAX_MEGAPIXELS, ImageError, check_pixels, read_image
+from .sources import MAX_MEGAPIXELS, read_image
 
 # Options of LoadImageFromFile with which it reads what `read_image` reads.
 PLAIN = dict(color_type='color', imdecode_backend='cv2', to_float32=False)
@@ -44,25 +45,19 @@ class Reader:
 
     def __init__(self, steps: Sequence[dict], scope: Optional[str]) -> None:
         step = loading_step(steps)
-        self.is_checked = type_name(step) == 'LoadImageFromFile'
-        self.is_plain = self.is_checked and {k: step.get(k, v) for k, v in PLAIN.items()} == PLAIN
-        self.is_bgr = self.is_checked and step.get('color_type', 'color') == 'color'
+        self.in_8_bits = reads_8_bits(type_name(step), step)
+        self.is_plain = self.in_8_bits and {k: step.get(k, v) for k, v in PLAIN.items()} == PLAIN
+        self.is_bgr = self.in_8_bits and step.get('color_type', 'color') == 'color'
         with DefaultScope.overwrite_default_scope(scope):
             self.load = Compose([step])
 
     def __call__(self, path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
         """Return the pixels of an image; raise :class:`.sources.ImageError` if it has none."""
-        if self.is_checked:
-            image = read_image(path, max_megapixels)
-            if self.is_plain:
-                return image
-        try:
-            if not self.is_checked:
-                check_pixels(path.read_bytes(), max_megapixels)
-            return self.load(dict(img_path=str(path)))['img']
-        except Exception as error:  # steps raise arbitrary exceptions
-            reason = f'{type(error).__name__}: {error}'
-            raise ImageError(f'image {path} cannot be read: {reason}') from error
+        load = None if self.is_plain else self._load
+        return read_image(path, max_megapixels, load, self.in_8_bits)
+
+    def _load(self, path: Path) -> np.ndarray:
+        return self.load(dict(img_path=str(path)))['img']
 
 
 def as_bgr(pixels: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 import cv2
 import numpy as np
@@ -84,8 +84,19 @@ def images_below(folder: Path) -> List[Path]:
     )
 
 
-def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
+def read_image(
+    path: Path,
+    max_megapixels: float = MAX_MEGAPIXELS,
+    load: Optional[Callable[[Path], np.ndarray]] = None,
+    in_8_bits: bool = True,
+) -> np.ndarray:
     """Return the pixels of an image file, (H, W, 3) uint8, BGR, as the frameworks read it.
+
+    Args:
+        path: the file.
+        max_megapixels: limit of its pixels.
+        load: another loader of the file, whose result is returned.
+        in_8_bits: see :func:`mmlinattn.datasets.audit.images.reads_8_bits`.
 
     Raises:
         ImageError: the file is no image, damaged or truncated, or has more pixels than the limit.
@@ -96,12 +107,18 @@ def read_image(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray
         data = path.read_bytes()
         check_pixels(data, max_megapixels)
         # OpenCV fills what is missing with grey; `imread` crashes on names that are not UTF-8.
-        fault = file_fault(data)
-        image = None if fault else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        fault = file_fault(data, in_8_bits)
+        if fault:
+            raise ImageError(fault)
+        if load is not None:
+            return load(path)
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         if image is None:
-            raise ImageError(fault or 'OpenCV does not know its format')
+            raise ImageError('OpenCV does not know its format')
     except Exception as error:  # decoders raise arbitrary exceptions on damaged files
         reason = getattr(error, 'strerror', None) or str(error) or type(error).__name__
+        if load is not None and not isinstance(error, ImageError):
+            reason = f'{type(error).__name__}: {error}'
         raise ImageError(f'image {path} cannot be read: {reason}') from error
     return image
 

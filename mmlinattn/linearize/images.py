@@ -11,12 +11,13 @@ from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset, Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
+from PIL import UnidentifiedImageError
 
 from ..apis import sources
-from ..datasets.audit.images import file_fault, image_size
+from ..datasets.audit.images import file_fault, image_size, reads_8_bits
 from ..engine.preflight.data import DataError, built_dataset, check_data, folders_of
 from ..engine.preflight.sample_loading import base_datasets
-from ..utils import outside_reason
+from ..utils import outside_reason, type_name
 
 # Sizes of images, largest first, of which one each goes through the pipeline before work starts.
 MOST_SIZES = 32
@@ -156,11 +157,14 @@ def check_readable(
     """
     *steps, augment, pack = pipeline
     crop_size = augment['crop_size']
+    in_8_bits = reads_8_bits(type_name(steps[0]), steps[0])
     sizes: Dict[Tuple[int, ...], Path] = {}
     for path in paths:
         try:
-            reason = file_fault(path.read_bytes())
+            reason = file_fault(path.read_bytes(), in_8_bits)
             sizes.setdefault(image_size(path), path)
+        except UnidentifiedImageError:  # its loader knows the size
+            sizes.setdefault((0, 0), path)
         except OSError as error:
             reason = str(error) or type(error).__name__
         if reason:
@@ -169,7 +173,11 @@ def check_readable(
     seen: Dict[Tuple[int, ...], Path] = {}
     for size in sorted(sizes, key=math.prod, reverse=True)[:MOST_SIZES]:
         path = sizes[size]
-        packed = transform(dict(img_path=str(path), img_id=0, seg_fields=[]))
+        try:
+            packed = transform(dict(img_path=str(path), img_id=0, seg_fields=[]))
+        except Exception as error:  # steps raise arbitrary exceptions
+            reason = f'{type(error).__name__}: {error}'
+            raise DataError(f'{source}: {path} cannot be read: {reason}') from error
         seen.setdefault(tuple(packed['inputs'].shape[-2:]), path)
         if len(seen) == 2 and not padded and crop_size is None:
             (one, other), (first, second) = seen, seen.values()

@@ -122,6 +122,15 @@ def test_files_are_read_by_the_test_pipeline(files, predictor, tmp_path, options
         changed(tmp_path / 'b.png')
 
 
+def test_16_bits_are_read_by_a_step_that_keeps_them(files, tmp_path):
+    dark = np.arange(64 * 96, dtype=np.uint16).reshape(64, 96) % 200
+    cv2.imwrite(str(tmp_path / 'a.png'), dark)
+    changed = load(*files('cls'), cfg_options={f'{FIRST}color_type': 'unchanged'})
+    np.testing.assert_array_equal(changed.read(tmp_path / 'a.png'), dark)
+    with pytest.raises(ImageError, match='16-bit values end at 199'):
+        load(*files('cls')).read(tmp_path / 'a.png')
+
+
 def test_another_dtype_takes_images_in_memory_too(files, tmp_path):
     changed = load(*files('cls'), cfg_options={f'{FIRST}to_float32': True})
     cv2.imwrite(str(tmp_path / 'a.png'), IMAGE)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmlinattn.datasets.audit.images import file_fault
+from mmlinattn.datasets.audit.images import file_fault, reads_8_bits
 
 pytestmark = pytest.mark.filterwarnings('ignore::UserWarning:PIL')
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
@@ -40,6 +40,25 @@ def test_whole(data):
 @pytest.mark.parametrize('kept', [0.0, 0.02, 0.3, 0.9, 0.999])
 def test_cut_off(data, kept):
     assert file_fault(data[: int(kept * len(data))])
+
+
+@pytest.mark.parametrize(
+    'kind, options, in_8_bits',
+    [
+        ('LoadImageFromFile', {}, True),
+        ('LoadImageFromFile', dict(color_type='grayscale'), True),
+        ('LoadImageFromFile', dict(color_type='unchanged'), False),
+        ('LoadImageFromFile', dict(imdecode_backend='tifffile'), False),
+        ('LoadArray', {}, False),
+    ],
+)
+def test_steps_that_keep_more_bits_read_other_files(kind, options, in_8_bits):
+    assert reads_8_bits(kind, options) == in_8_bits
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 4), 199, np.uint16)).save(file, 'png')
+    whole, cut = file.getvalue(), WHOLE['jpeg'][:900]
+    found = [bool(file_fault(data, in_8_bits)) for data in (whole, b'of an own format', cut)]
+    assert found == [in_8_bits, in_8_bits, True]
 
 
 def test_what_cameras_write_behind_the_end():

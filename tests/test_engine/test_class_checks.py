@@ -378,6 +378,11 @@ def test_a_metric_that_ignores_another_label_than_the_head(root, cascade):
         check_run(cfg, 'val')
     cfg.val_evaluator.ignore_index = 200
     check_run(cfg, 'val')
+    if not cascade:
+        cfg.val_evaluator.ignore_index, head.ignore_index = 255, -100  # torch's: none is ignored
+        (line,) = check_run(cfg, 'train', 'val')
+        assert 'padded pixels would end the training. Set' in line
+        cfg.val_evaluator.ignore_index = head.ignore_index = 200
     cfg.val_evaluator = [cfg.val_evaluator, dict(type='BoundaryIoUMetric')]
     with pytest.raises(DataError, match=message):
         check_run(cfg, 'val')

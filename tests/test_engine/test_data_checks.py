@@ -190,7 +190,7 @@ def test_a_video_that_cannot_be_read(tmp_path):
         raise ValueError('the file has no video stream')
 
     path = tmp_path / 'sound.mp4'
-    path.touch()
+    path.write_bytes(b'sound')
     with pytest.raises(DataError, match='sound.mp4 cannot be loaded: the file has no video stream'):
         CheckedLoading(load, Labels())(dict(video_path=str(path)))
 

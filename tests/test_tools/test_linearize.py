@@ -8,8 +8,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmcv.transforms import BaseTransform
 from mmengine.config import Config
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, TRANSFORMS
 
 from mmlinattn.apis.pipeline import test_dataset as dataset_of_test
 from mmlinattn.checkpoints import save_checkpoint
@@ -18,6 +19,7 @@ from mmlinattn.engine.model import quiet
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.linearize import Options
 from mmlinattn.linearize.images import (
+    check_readable,
     image_pipeline,
     training_images,
 )
@@ -222,11 +224,28 @@ def test_without_a_folder_the_training_images_are_used(teacher):
         training_images(cfg)
 
 
-def test_images_are_read_by_the_test_pipeline(teacher):
+@TRANSFORMS.register_module()
+class LoadArray(BaseTransform):
+    def transform(self, results):
+        image = np.load(results['img_path'])
+        return dict(results, img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
+
+
+def test_images_are_read_by_the_test_pipeline(teacher, tmp_path):
+    """Images that the plain step would refuse, too: dark ones of 16 bits and own formats."""
     cfg = load_config(str(teacher[0]))
-    for load in (dict(type='LoadImageFromFile', color_type='unchanged'), dict(type='LoadOwn')):
+    dark, own = tmp_path / 'a.png', tmp_path / 'a.npy'
+    cv2.imwrite(str(dark), np.full((64, 64), 99, np.uint16))
+    np.save(own, np.zeros((64, 64, 3), np.uint8))
+    for load, path in (
+        (dict(type='LoadImageFromFile', color_type='unchanged'), dark),
+        (dict(type='LoadArray'), own),
+    ):
+        with pytest.raises(DataError, match='cannot be read'):
+            check_readable([path], '', image_pipeline(cfg, None))
         dataset_of_test(cfg)['pipeline'][0] = load
         assert image_pipeline(cfg, None)[0] == load
+        check_readable([path], '', image_pipeline(cfg, None))
 
 
 def test_encoder_of_smca(smca, run, tmp_path):

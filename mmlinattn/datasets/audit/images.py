@@ -3,7 +3,7 @@
 import io
 import warnings
 from pathlib import Path
-from typing import Any, BinaryIO, Optional, Tuple, Union
+from typing import Any, BinaryIO, Mapping, Optional, Tuple, Union
 
 from PIL import Image, UnidentifiedImageError
 
@@ -43,7 +43,17 @@ def too_dark(largest: int) -> Optional[str]:
     return f'its 16-bit values end at {largest}, black in 8 bits: scale them to 65535'
 
 
-def file_fault(data: bytes) -> Optional[str]:
+def reads_8_bits(kind: str, options: Mapping) -> bool:
+    """Return whether a loading step, by the name of its type, reads images into 8 bits.
+
+    Other steps may keep more bits, and read formats that Pillow does not know.
+    """
+    if options.get('color_type') == 'unchanged' or options.get('imdecode_backend') == 'tifffile':
+        return False
+    return kind == 'LoadImageFromFile'
+
+
+def file_fault(data: bytes, in_8_bits: bool = True) -> Optional[str]:
     """Return why an image file would be read wrongly, or None.
 
     It is empty, no image, cut off, or has 16-bit values below 4096, which become nearly black. The
@@ -52,6 +62,7 @@ def file_fault(data: bytes) -> Optional[str]:
 
     Args:
         data: content of the file, in any format that Pillow knows.
+        in_8_bits: see :func:`reads_8_bits`; if False, only JPEG and PNG are compared.
 
     Example:
         >>> file = io.BytesIO()
@@ -63,7 +74,9 @@ def file_fault(data: bytes) -> Optional[str]:
         return 'the file is empty'
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if image.mode.startswith('I'):
+            if not in_8_bits and image.format not in ('JPEG', 'PNG'):
+                return None
+            if in_8_bits and image.mode.startswith('I'):
                 largest: Any = image.getextrema()[1]
                 return too_dark(largest)
             if image.format == 'PNG':
@@ -72,7 +85,7 @@ def file_fault(data: bytes) -> Optional[str]:
                 image.draft('RGB', (1, 1))
                 image.load()
     except UnidentifiedImageError:
-        return 'damaged, or no image'
+        return 'damaged, or no image' if in_8_bits else None
     except Exception as error:  # each decoder has its own exceptions for damaged files
         return ' '.join(str(error).split()) or type(error).__name__
     return None

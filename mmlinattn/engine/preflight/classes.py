@@ -184,7 +184,8 @@ def check_padding(model: nn.Module) -> Iterator[Finding]:
         is_class = 0 <= pad < number
         effect = f'be trained as label {pad}' if is_class else 'end the training'
         what = f'is {pad}, but model.{name}.ignore_index is {ignored}: padded pixels would {effect}'
-        yield Finding('class', option, f'{what}. Set {cure}', not is_class)
+        # A negative label, such as torch's -100, ignores nothing; there may be no padding.
+        yield Finding('class', option, f'{what}. Set {cure}', not is_class and ignored >= 0)
         return
 
 

@@ -110,8 +110,9 @@ def check_ignored_label(cfg: Config, split: str, model: nn.Module) -> Iterator[F
     for option, metric in _metrics(cfg, split):
         scored = metric.get('ignore_index', 255)
         is_iou = 'IoUMetric' in str(metric.get('type')) and not metric.get('format_only')
-        # A metric that ignores a class leaves it out on purpose.
-        if is_iou and type(ignored) is int and scored != ignored and scored not in classes:
+        # A negative label is that of no pixel; a metric may leave out a class on purpose.
+        differs = type(ignored) is int and ignored >= 0 and scored not in (ignored, *classes)
+        if is_iou and differs:
             what = f'is {scored}, but model.decode_head.ignore_index is {ignored}: pixels that are '
             what += f'not trained would count in the scores. Set {option}.ignore_index={ignored}'
             yield Finding('class', f'{option}.ignore_index', what, ignored not in classes)

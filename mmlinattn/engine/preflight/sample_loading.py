@@ -12,7 +12,7 @@ from mmengine import fileio
 from mmengine.dataset import BaseDataset
 
 from ...datasets.audit.coco import Finding
-from ...datasets.audit.images import file_fault
+from ...datasets.audit.images import file_fault, reads_8_bits
 from ...utils import outside_reason
 from ...utils.messages import log_warning
 from .data import DataError, Labels, first_files, folders_of
@@ -34,6 +34,7 @@ class CheckedLoading:
         self.load = load
         self.labels = labels
         self.folders = folders
+        self.in_8_bits = reads_8_bits(type(load).__name__, vars(load))
 
     def __call__(self, results: dict) -> Optional[dict]:
         loaded, found = self.loaded(results)
@@ -53,8 +54,7 @@ class CheckedLoading:
             loaded = self.load(results)
         except Exception as error:  # decoders raise any type of error
             seg_map = 'img_shape' in results and results.get('seg_map_path')
-            is_video = path == results.get('video_path')
-            return None, [_unreadable(str(seg_map or path), error, is_video)]
+            return None, [_unreadable(str(seg_map or path), error, bool(seg_map) or self.in_8_bits)]
         if loaded is None:
             return None, []
         is_image = isinstance(self.load, LoadImageFromFile)
@@ -123,7 +123,7 @@ class CheckedLoading:
             yield Finding('class', where, what, True)
 
 
-def _unreadable(path: str, error: Exception, is_video: bool) -> Finding:
+def _unreadable(path: str, error: Exception, in_8_bits: bool) -> Finding:
     """Return the finding for a file that cannot be loaded, with the reason that it shows."""
     why = str(error) or type(error).__name__  # a MemoryError has no text
     if '://' not in path:
@@ -131,8 +131,8 @@ def _unreadable(path: str, error: Exception, is_video: bool) -> Finding:
         if not osp.exists(path):
             what = f'does not exist; {folder} has {first_files(folder)}'
             return Finding('unreadable', path, what, True)
-        if osp.isfile(path) and not is_video:
-            why = file_fault(Path(path).read_bytes()) or why
+        if osp.isfile(path):
+            why = file_fault(Path(path).read_bytes(), in_8_bits) or why
     return Finding('unreadable', path, f'cannot be loaded: {" ".join(why.split())}', True)
 
 
@@ -208,7 +208,8 @@ def sample_findings(
                 results, more = step.loaded(results)
                 found += [*step.wrapped_labels(results or {})] or more
         if isinstance(path, str) and results is not None:  # some decoders fill what is missing
-            why = file_fault(fileio.get(path, getattr(part, 'backend_args', None)))
+            data = fileio.get(path, getattr(part, 'backend_args', None))
+            why = file_fault(data, any(step.in_8_bits for step in steps))
             found += [Finding('file', path, why)] if why else []
         loaded = (results or {}).get('gt_seg_map' if labels.of_pixels else 'gt_label')
         return (None if loaded is None else {*np.unique(loaded).tolist()}), found
