@@ -124,7 +124,7 @@ def check_heads(
     if not classes or isinstance(classes, str):
         return
     wrong = []
-    preprocessor = getattr(model, 'data_preprocessor', None)
+    preprocessor: Any = getattr(model, 'data_preprocessor', None)
     is_one_hot = where == 'train_dataloader' and getattr(preprocessor, 'to_onehot', False)
     for name, head, found in _heads(model):
         things = metainfo.get('thing_classes') if THING_HEAD.fullmatch(name) else None
