@@ -163,11 +163,12 @@ def preprocessor_of(cfg: Config) -> dict:
 def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
     """Return the names of ``number`` classes, from the checkpoint, else from the test data.
 
-    If neither has this number of classes, the names are ``'class 0'``, ``'class 1'`` etc.
+    0 is an unknown number, which any names fit. If neither has this number of classes, the names
+    are ``'class 0'``, ``'class 1'`` etc.
     """
     for metainfo in metainfos(cfg, meta):
         names = metainfo.get('classes', ())
-        if len(names) == number:
+        if names and number in (len(names), 0):
             return names
     return [f'class {i}' for i in range(number)]
 

@@ -43,7 +43,7 @@ def test_class_names(root):
     coco = Config.fromfile(root / 'configs/smca/smca_r50_8xb2-50e_coco.py')
     assert class_names(coco, {}, 80)[17] == 'horse'
     shapes = Config.fromfile(root / 'configs/smca/smca_nano_shapes.py')
-    assert class_names(shapes, {}, 5)[0] == 'circle'
+    assert class_names(shapes, {}, 5)[0] == class_names(shapes, {}, 0)[0] == 'circle'
     saved = dict(dataset_meta=dict(classes=tuple('abcde')))
     assert class_names(shapes, saved, 5) == tuple('abcde')
     assert class_names(shapes, saved, 2) == ['class 0', 'class 1']
