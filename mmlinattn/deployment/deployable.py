@@ -13,9 +13,23 @@ from ..engine.model import class_names, number_of_classes, preprocessor_of
 from .export_rewrites import rewrite_for_export
 from .exported_file import Outputs
 
+# Methods by which models and heads of the frameworks predict, as far as they have them.
+PREDICTION = (
+    'predict', '_get_predictions', 'predict_by_feat', '_predict_by_feat_single',
+    '_bbox_post_process', 'predict_bbox', 'predict_mask', '_bbox_forward', '_mask_forward',
+    '_refine_roi', 'regress_by_class',
+)  # fmt: skip
+
 
 class NotDeployable(ValueError):
     """Model, or setting of a model, that cannot be exported; the message names it."""
+
+
+def check_prediction(part: nn.Module, *kinds: type) -> None:
+    """Raise NotDeployable unless a part of a model predicts by the methods of one of the kinds."""
+    own = [getattr(type(part), name, None) for name in PREDICTION]
+    if own not in [[getattr(kind, name, None) for name in PREDICTION] for kind in kinds]:
+        raise NotDeployable(f'{type(part).__name__} predicts in a way that has no exported form')
 
 
 class Deployable(nn.Module):
@@ -85,12 +99,26 @@ class DeployableSegmentor(Deployable):
 
 
 class DeployableClassifier(Deployable):
-    """Classifier. Outputs ``scores`` (B, classes) after the softmax."""
+    """Classifier. Outputs ``scores`` (B, classes), by a sigmoid for several labels per image."""
 
     task = 'classification'
 
+    def check(self) -> None:
+        from mmpretrain.models import ClsHead, ImageClassifier, MultiLabelClsHead
+
+        check_prediction(self.model, ImageClassifier)
+        check_prediction(self.model.head, ClsHead, MultiLabelClsHead)
+
     def predict(self, x: Tensor, size: Optional[Tensor] = None) -> Outputs:
-        return dict(scores=self.model.head(self.model.extract_feat(x)).softmax(-1))
+        logits = self.model.head(self.model.extract_feat(x))
+        return dict(scores=logits.sigmoid() if is_multi_label(self.model) else logits.softmax(-1))
+
+
+def is_multi_label(model: BaseModel) -> bool:
+    """Return True if a classifier of MMPretrain predicts several labels per image."""
+    from mmpretrain.models import MultiLabelClsHead
+
+    return isinstance(model.head, MultiLabelClsHead)
 
 
 def normalisation(preprocessor: dict) -> Tuple[Tensor, Tensor, bool]:

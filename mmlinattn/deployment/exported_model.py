@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..engine.model import number_of_classes, preprocessor_of, quiet
 from ..utils.messages import log_warning
 from .capture import strides_of
-from .deployable import exported_form, normalisation
+from .deployable import exported_form, is_multi_label, normalisation
 from .exported_file import ExportedFile, FileError
 from .file_metadata import FileMetadata
 
@@ -103,9 +103,9 @@ class ExportedModel(BaseModel):
         return logits[..., : images.shape[-2], : images.shape[-1]].to(images.device)
 
     def classification(self, inputs: Tensor, data_samples: list) -> list:
-        # The head applies a softmax; that of log(scores) returns the scores.
-        logits = self.run(inputs)['scores'].log()
-        head = self.skeleton.head
+        # The head applies a softmax, that of log(scores) returns the scores, or a sigmoid.
+        scores, head = self.run(inputs)['scores'], self.skeleton.head
+        logits = scores.logit() if is_multi_label(self.skeleton) else scores.log()
         head.forward = lambda feats: feats
         return head.predict(logits.to(inputs.device), data_samples)
 
@@ -168,9 +168,10 @@ def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
             f'{file.path} is of an earlier version, which takes the padding of images for image: '
             'export it again'
         )
+    number = len(metadata.classes)
     pairs = {
         'task': (metadata.task, exported_form(model, cfg).task),
-        'number of classes': (len(metadata.classes), number_of_classes(model)),
+        'number of classes': (number, number_of_classes(model) or number),
         'stride': (metadata.stride, strides_of(model)[0]),
     }
     has_masks = bool(getattr(model, 'with_mask', False))

@@ -14,6 +14,7 @@ from mmlinattn.deployment import (
     check_classes,
     use_exported,
 )
+from mmlinattn.deployment.deployable import NotDeployable, deployable
 from mmlinattn.engine.model import number_of_classes
 from tests.families import shrunk
 
@@ -39,7 +40,7 @@ def model(shapes_root, tmp_path):
         cfg = shrunk(FAMILIES[task], shapes_root)
         change(cfg)
         init_default_scope(cfg.default_scope)
-        classes = number_of_classes(MODELS.build(cfg.model))
+        classes = number_of_classes(MODELS.build(cfg.model)) or 6
         of_file = of_file or task
         about = {**description(of_file, classes), **metadata}
         use_exported(cfg, str(write_stub(tmp_path / 'stub.onnx', of_file, about, classes)))
@@ -62,6 +63,44 @@ def test_a_file_that_fits_predicts(model, task):
         assert found.labels.tolist() == [1] and found.masks.shape == (1, 64, 64)
         # A mask that is 1 all over its box from (8, 8) to (40, 40).
         assert found.masks[0, 8:40, 8:40].all() and found.masks.sum() == 32 * 32
+
+
+@pytest.mark.parametrize(
+    'head',
+    [
+        dict(type='MultiLabelLinearClsHead', num_classes=6),
+        dict(type='CSRAClsHead', num_classes=6, num_heads=1, lam=0.1),
+    ],
+    ids=lambda head: head['type'],
+)
+def test_scores_of_several_labels_are_those_of_the_framework(make, model, head):
+    def change(cfg):
+        cfg.model.head = dict(head, in_channels=cfg.model.head.in_channels)
+        if head['type'] == 'CSRAClsHead':
+            del cfg.model.neck
+
+    case = make('ravlt-nano-cls', change)
+    with torch.no_grad():
+        found = deployable(case.model, case.cfg)(case.image)
+    torch.testing.assert_close(found['scores'][0], case.sample.pred_score)
+    built, batch = model('classification', change=change)
+    (sample,) = built.test_step(batch)
+    assert sample.pred_score.tolist() == [0, 1, 0, 0, 0, 0] and sample.pred_label.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    'head',
+    [
+        dict(type='MultiTaskHead', task_heads=dict(a=dict(type='LinearClsHead', num_classes=2))),
+        dict(type='LinearRegressionHead', num_classes=1),
+    ],
+    ids=lambda head: head['type'],
+)
+def test_heads_without_an_exported_form_are_named(shapes_root, head):
+    cfg = shrunk('ravlt-nano-cls', shapes_root)
+    cfg.model.head = dict(head, in_channels=cfg.model.head.in_channels)
+    with pytest.raises(NotDeployable, match=f'{head["type"]} predicts in a way'):
+        deployable(MODELS.build(cfg.model), cfg)
 
 
 @pytest.mark.parametrize(
