@@ -5,7 +5,7 @@ from typing import Any, Optional, Sequence, Tuple, Type
 import torch
 from mmdet.models.dense_heads import AnchorHead, RPNHead
 from mmdet.models.detectors import DETR, SingleStageDetector, TwoStageDetector
-from mmdet.models.roi_heads import CascadeRoIHead, StandardRoIHead
+from mmdet.models.roi_heads import BBoxHead, CascadeRoIHead, FCNMaskHead, StandardRoIHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmdet.structures import DetDataSample
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
@@ -15,7 +15,7 @@ from torchvision.ops import roi_align
 
 from ..models.detectors import SMCA
 from ..utils import type_name
-from .deployable import Deployable, NotDeployable
+from .deployable import Deployable, NotDeployable, check_prediction
 from .detection_postprocess import (
     MAX_CANDIDATES,
     Candidates,
@@ -92,6 +92,7 @@ class DeployableDense(DeployableDetector):
     """Single-stage detector with anchors, such as RetinaNet."""
 
     def check(self) -> None:
+        check_prediction(self.model, SingleStageDetector)
         check_anchors(self.model.bbox_head, 'bbox_head')
         check_nms(self.model.test_cfg, 'test_cfg')
 
@@ -105,15 +106,20 @@ class DeployableTwoStage(DeployableDetector):
     """Faster, Mask and Cascade R-CNN."""
 
     def check(self) -> None:
-        check_anchors(self.model.rpn_head, 'rpn_head')
+        check_prediction(self.model, TwoStageDetector)
+        check_prediction(self.model.roi_head, StandardRoIHead, CascadeRoIHead)
+        check_anchors(getattr(self.model, 'rpn_head', None), 'rpn_head')
         check_nms(self.model.test_cfg['rpn'], 'test_cfg.rpn')
         check_nms(self.model.test_cfg['rcnn'], 'test_cfg.rcnn')
         if self.model.roi_head.with_shared_head:
             raise NotDeployable('roi_head.shared_head has no exported form')
         for head in self.stages():
+            check_prediction(head, BBoxHead)
             if head.custom_activation:
                 raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
         masks = ['mask_roi_extractor'] if self.model.roi_head.with_mask else []
+        for head in self.stages('mask_head') if masks else []:
+            check_prediction(head, FCNMaskHead)
         for part in ('bbox_roi_extractor', *masks):
             for extractor in self.stages(part):
                 if not isinstance(extractor, SingleRoIExtractor):
@@ -242,11 +248,7 @@ def check_anchors(head: BaseModule, name: str) -> None:
         raise NotDeployable(
             f'{name} is {type(head).__name__}, which has no exported form: heads with anchors have'
         )
-    if type(head)._predict_by_feat_single not in (
-        AnchorHead._predict_by_feat_single,
-        RPNHead._predict_by_feat_single,
-    ):
-        raise NotDeployable(f'{type(head).__name__} predicts in a way that has no exported form')
+    check_prediction(head, AnchorHead, RPNHead)
     if getattr(head.loss_cls, 'custom_cls_channels', False):
         raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
 

@@ -4,12 +4,14 @@ from statistics import median
 
 import pytest
 import torch
+from mmengine.registry import MODELS
 
 from mmlinattn.deployment.compare import match
 from mmlinattn.deployment.deployable import NotDeployable, deployable
 from mmlinattn.deployment.nms import suppress
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
+from tests.families import shrunk
 
 from .conftest import padded
 
@@ -56,6 +58,61 @@ def test_detections_are_those_of_the_framework(make, family, size):
     assert torch.equal(found['labels'][0, :count], expected.labels)
     # What is filled up is recognised.
     assert (found['labels'][0, count:] == -1).all() and not found['boxes'][0, count:].any()
+
+
+def with_part(place, **options):
+    """Return a change of a config: a part of its model, '' for the model, gets these options."""
+
+    def change(cfg):
+        lower_threshold(cfg)
+        for name, value in options.items():
+            (cfg.model[place] if place else cfg.model)[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    'family, part, options',
+    [
+        ('ravlt-nano-mask-rcnn', 'roi_head', dict(type='PISARoIHead')),
+    ],
+)
+def test_detections_of_other_heads_are_those_of_the_framework(make, family, part, options):
+    case = make(family, with_part(part, **options))
+    model, size = deployable(case.model, case.cfg), torch.tensor([[50, 44]])
+    image = padded(model, case.image, 50, 44)
+    with torch.no_grad():
+        found, expected = model(image, size), model.framework_prediction(image, size)
+    count = expected.pop('count')
+    assert count > 4 and torch.equal(found['count'], count)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name][:, :count], values[:, :count], rtol=1e-4, atol=1e-3)
+
+
+MASK_RCNN, CASCADE = 'ravlt-nano-mask-rcnn', 'ravlt-cascade'
+GRID = dict(grid_roi_extractor=None, grid_head=dict(type='GridHead'))
+SCORING = dict(type='MaskScoringRoIHead', mask_iou_head=dict(type='MaskIoUHead'))
+
+
+@pytest.mark.parametrize(
+    'family, part, options',
+    [
+        (MASK_RCNN, 'roi_head', SCORING),
+        (MASK_RCNN, 'roi_head', dict(type='DoubleHeadRoIHead', reg_roi_scale_factor=1.3)),
+        (MASK_RCNN, 'roi_head', dict(type='TridentRoIHead', num_branch=3, test_branch_idx=1)),
+        (MASK_RCNN, 'roi_head', dict(type='GridRoIHead', **GRID)),
+        (MASK_RCNN, 'roi_head', dict(bbox_head=dict(type='SABLHead', num_classes=5))),
+        (MASK_RCNN, '', dict(type='PanopticFPN')),
+        (CASCADE, 'roi_head', dict(type='HybridTaskCascadeRoIHead')),
+        (CASCADE, 'roi_head', dict(type='SCNetRoIHead')),
+    ],
+)
+def test_heads_that_predict_in_their_own_way_are_named(shapes_root, family, part, options):
+    cfg = shrunk(family, shapes_root)
+    with_part(part, **options)(cfg)
+    name = options.get('type') or options['bbox_head']['type']
+    with pytest.raises(NotDeployable, match=f'^{name} .*has no exported form'):
+        deployable(MODELS.build(cfg.model), cfg)
 
 
 def test_images_of_a_batch_do_not_meet(make):
