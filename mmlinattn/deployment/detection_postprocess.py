@@ -58,14 +58,15 @@ def dense_candidates(
 
     Args:
         head: anchor head of MMDetection, including RPN.
-        outs: class logits and box deltas of each level, (B, anchors * d, h, w).
+        outs: class logits, box deltas and perhaps logits of a score factor, such as centerness, of
+            each level, (B, anchors * d, h, w).
         cfg: ``test_cfg`` of the head.
         limit: :func:`corners` of the images before padding.
 
     Returns:
         candidates of all levels, and the level of each (B, N) int64.
     """
-    cls_scores, bbox_preds = outs
+    cls_scores, bbox_preds, *factors = outs
     sizes, device = [level.shape[-2:] for level in cls_scores], cls_scores[0].device
     priors = head.prior_generator.grid_priors(sizes, torch.float32, device)
     parts, levels = [], []
@@ -78,6 +79,8 @@ def dense_candidates(
         scores = torch.where(scores > cfg.get('score_thr', 0), scores, 0.0)
         scores, places = F.pad(scores, (0, cfg['nms_pre'])).topk(cfg['nms_pre'])
         anchor = (places // classes).clamp(max=anchors.shape[0] - 1)
+        for factor in factors:
+            scores = scores * pick(_by_anchor(factor[i], 1), anchor).squeeze(-1).sigmoid()
         deltas = pick(_by_anchor(deltas, head.bbox_coder.encode_size), anchor)
         boxes = head.bbox_coder.decode(anchors[anchor.flatten()], deltas.flatten(0, 1))
         boxes = within(boxes.unflatten(0, anchor.shape), limit)

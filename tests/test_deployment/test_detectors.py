@@ -74,6 +74,7 @@ def with_part(place, **options):
 @pytest.mark.parametrize(
     'family, part, options',
     [
+        ('ravlt-nano-retinanet', 'bbox_head', dict(type='ATSSHead')),
         ('ravlt-nano-mask-rcnn', 'roi_head', dict(type='PISARoIHead')),
     ],
 )
@@ -91,6 +92,12 @@ def test_detections_of_other_heads_are_those_of_the_framework(make, family, part
 
 MASK_RCNN, CASCADE = 'ravlt-nano-mask-rcnn', 'ravlt-cascade'
 GRID = dict(grid_roi_extractor=None, grid_head=dict(type='GridHead'))
+SSD = dict(
+    type='SSDHead', in_channels=(64,),
+    anchor_generator=dict(
+        type='SSDAnchorGenerator', strides=[8], ratios=[[2]], basesize_ratio_range=(0.15, 0.9)
+    ),
+)  # fmt: skip
 SCORING = dict(type='MaskScoringRoIHead', mask_iou_head=dict(type='MaskIoUHead'))
 
 
@@ -105,6 +112,7 @@ SCORING = dict(type='MaskScoringRoIHead', mask_iou_head=dict(type='MaskIoUHead')
         (MASK_RCNN, '', dict(type='PanopticFPN')),
         (CASCADE, 'roi_head', dict(type='HybridTaskCascadeRoIHead')),
         (CASCADE, 'roi_head', dict(type='SCNetRoIHead')),
+        ('ravlt-nano-retinanet', '', dict(bbox_head=SSD)),
     ],
 )
 def test_heads_that_predict_in_their_own_way_are_named(shapes_root, family, part, options):
