@@ -67,8 +67,9 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
     """
     backbone, probe, sides = model.backbone, 256, []
     with torch.no_grad(), ExitStack() as hooks:
+        kinds = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
         for layer in backbone.modules():
-            if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)) and layer.stride not in (1, (1, 1)):
+            if isinstance(layer, kinds) and layer.stride not in (1, (1, 1)):
                 hook = layer.register_forward_hook(lambda _, args, out: sides.append(out.shape[-1]))
                 hooks.enter_context(hook)
         feats = model.extract_feat(torch.zeros(1, 3, probe, probe))

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.dataset import Compose, pseudo_collate
+from torch import nn
 
 from mmlinattn.deployment import Export, ExportSettings, FileMetadata
-from mmlinattn.deployment.capture import captured_size
+from mmlinattn.deployment.capture import captured_size, strides_of
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.deployable import deployable
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
@@ -190,6 +191,13 @@ def test_where_a_model_of_any_size_is_captured():
     assert captured_size((64, 64), 128, dynamic=True) == (256, 384)
     assert captured_size((512, 320), 128, dynamic=True) == (512, 320)
     assert captured_size((64, 64), 128, dynamic=False) == (64, 64)
+
+
+def test_the_stride_counts_pooling():
+    model = nn.Module()
+    model.backbone = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.AvgPool2d(3, 1, 1), nn.AvgPool2d(2))
+    model.extract_feat = model.backbone
+    assert strides_of(model) == (8, 8)
 
 
 @captures
