@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from itertools import groupby
 from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -80,10 +81,12 @@ class FrechetDistance(BaseMetric):
 
     @torch.no_grad()
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        images = torch.stack([s[name] for name in ('gt_img', 'pred_img') for s in data_samples])
-        self.network.to(images.device)
-        features = self.network(images)[0].double().cpu().numpy()
-        self.results.extend(zip(*features.reshape(2, len(data_samples), -1)))
+        for _, group in groupby(data_samples, lambda sample: sample['gt_img'].shape):
+            part = [*group]  # of one size
+            images = torch.stack([s[name] for name in ('gt_img', 'pred_img') for s in part])
+            self.network.to(images.device)
+            features = self.network(images)[0].double().cpu().numpy()
+            self.results.extend(zip(*features.reshape(2, len(part), -1)))
 
     def compute_metrics(self, results: List[tuple]) -> Dict[str, float]:
         real, fake = map(np.stack, zip(*results))

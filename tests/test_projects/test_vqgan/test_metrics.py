@@ -85,6 +85,12 @@ def test_distance_of_pictures(monkeypatch):
     assert metric.evaluate(6)['reconstruction/fid'] == pytest.approx(0, abs=1e-6)
     metric.process({}, samples(images, images.flip(0) // 2, codes=[(0,)] * 6))
     assert metric.evaluate(6)['reconstruction/fid'] > 0
+    images = [image[:, :size] for image, size in zip(images, (20, 20, 11, 20, 11, 11))]
+    others = [image // 2 for image in images]
+    metric.process({}, samples(images, others, codes=[(0,)] * 6))
+    means = [np.stack([x.double().mean((1, 2)) for x in part]) for part in (images, others)]
+    wanted = pytest.approx(frechet_distance(*means))
+    assert metric.evaluate(6)['reconstruction/fid'] == wanted
 
 
 def test_missing_file(tmp_path):
