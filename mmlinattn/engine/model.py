@@ -5,13 +5,14 @@ import logging
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.optim import OptimWrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from torch import nn
 
@@ -139,6 +140,11 @@ def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
 def unwrapped(model: nn.Module) -> Any:
     """Return the model inside a wrapper for distributed training, or the model itself."""
     return model.module if is_model_wrapper(model) else model
+
+
+def optim_wrappers(wrapper: OptimWrapper) -> Dict[str, OptimWrapper]:
+    """Return the optimizers of a training by name; a single one has the name ``''``."""
+    return getattr(wrapper, 'optim_wrappers', {'': wrapper})
 
 
 def _with_preprocessor(cfg: Config) -> dict:

@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from mmlinattn.engine.hooks import exact_resume_hook
 from mmlinattn.engine.hooks.exact_resume_hook import ExactResumeHook, seed_everything
+from mmlinattn.engine.hooks.preemption_hook import Preempted, PreemptionHook
 from tests.test_engine.tiny_runner import IMAGES, Net, tiny_runner
 
 
@@ -183,7 +184,8 @@ def trained(tmp_path):
             wrapper = dict(optimizer=dict(type='SGD', lr=0.125), **steps)
         saves = dict(type='CheckpointHook', by_epoch=False, interval=1)
         saves.update(save_optimizer=options.pop('save_optimizer', True))
-        options.update(custom_hooks=[dict(type='ExactResumeHook')], optim_wrapper=wrapper)
+        hooks = [dict(type='ExactResumeHook'), *options.pop('hooks', ())]
+        options.update(custom_hooks=hooks, optim_wrapper=wrapper)
         options.update(default_hooks=dict(checkpoint=saves), dataset=Images(IMAGES))
         tiny_runner(tmp_path, length, by_epoch=False, model=model, **options).train()
         return [*map(float, model.parameters())], lambda i: str(tmp_path / f'iter_{i}.pth')
@@ -215,6 +217,16 @@ def test_what_needs_no_accumulated_gradients(trained):
     assert net.weight.grad is None and wrapper._inner_count == 4
     _, path = trained(1, 2, save_optimizer=False)
     assert 'accumulated' not in torch.load(path(2), weights_only=False)
+
+
+@pytest.mark.parametrize('optimizers', [1, 2])
+def test_a_preempted_training_ends_with_a_step(trained, tmp_path, optimizers):
+    hook = PreemptionHook()
+    hook.received = True
+    with pytest.raises(Preempted):
+        trained(optimizers, 6, hooks=[hook])
+    content = torch.load(tmp_path / 'interrupted.pth', weights_only=False)
+    assert content['meta']['iter'] == 3 and 'accumulated' not in content
 
 
 def test_accumulated_gradients_of_several_processes(trained, monkeypatch):

@@ -2,7 +2,7 @@
 
 import random
 from functools import partial
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from ...utils.errors import InputError
-from ..model import unwrapped
+from ..model import optim_wrappers, unwrapped
 
 _MODEL, _DATA = 0, 1
 # Key of the number of batches per epoch in the message hub, which every checkpoint contains.
@@ -65,7 +65,7 @@ class ExactResumeHook(Hook):
     accumulated: dict = {}  # of the checkpoint
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        wrappers = _optim_wrappers(runner)
+        wrappers = optim_wrappers(runner.optim_wrapper)
         is_closed = all(wrapper.should_update() for wrapper in wrappers.values())
         if is_closed or 'optimizer' not in checkpoint:  # which cannot be resumed
             return
@@ -111,16 +111,12 @@ class ExactResumeHook(Hook):
         for name, parameter in unwrapped(runner.model).named_parameters():
             if parameter.requires_grad and name in found['gradients']:
                 parameter.grad = found['gradients'][name].to(parameter)
-        for name, wrapper in _optim_wrappers(runner).items():
+        for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
             wrapper._inner_count = found['counts'][name]
         runner.logger.info("Restored the accumulated gradients that MMEngine's warning calls lost.")
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         seed_everything(runner.seed, _MODEL, get_rank(), runner.iter)
-
-
-def _optim_wrappers(runner: Runner) -> Dict[str, Any]:
-    return getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})
 
 
 def _batches_done(runner: Runner, batches: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 from mmengine.dist import barrier, is_distributed, is_main_process
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import distributed as dist
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from ...utils import write_text
 from ...utils.errors import InputError
+from ..model import optim_wrappers
 from .checkpoint_hook import LAST, atomic_backend
 from .exact_resume_hook import ExactResumeHook
 
@@ -77,9 +79,10 @@ class PreemptionHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        wrapper, done = runner.optim_wrapper, runner.iter + 1
-        accumulated = getattr(wrapper, '_inner_count', 0)
-        if accumulated % getattr(wrapper, '_accumulative_counts', 1) or done >= runner.max_iters:
+        wrappers, done = optim_wrappers(runner.optim_wrapper).values(), runner.iter + 1
+        # Optimizer wrappers of other classes accumulate no gradients.
+        steps = [each.should_update() for each in wrappers if isinstance(each, OptimWrapper)]
+        if not all(steps) or done >= runner.max_iters:
             return
         received = torch.tensor(int(self.received))
         if self.group is not None:

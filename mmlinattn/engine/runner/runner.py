@@ -26,12 +26,12 @@ from ...utils.pretrained import SAFE, initial_weights_read_safely
 from ...utils.suggest import shorten
 from ..config import check_no_passwords
 from ..hooks.ema_hook import ModelEMAHook
-from ..model import build_model, quiet, unwrapped
+from ..model import build_model, optim_wrappers, quiet, unwrapped
 from ..preflight.data import DataError, empty_reason, labels_of
 from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
-from .schedule import check_schedule, optim_wrappers, schedule_of_config
+from .schedule import check_schedule, schedule_of_config
 
 # Preprocessors that pad the images of a batch, which changes scores, or cannot stack them.
 STACKS = ('SegDataPreProcessor', 'ClsDataPreprocessor', 'ImgDataPreprocessor')
@@ -297,7 +297,7 @@ def _check_optimizers(runner: Runner) -> None:
 
     torch loads such a state without an error and fails on missing options later.
     """
-    for wrapper in optim_wrappers(runner).values():
+    for wrapper in optim_wrappers(runner.optim_wrapper).values():
         optimizer = wrapper.optimizer
         for group in optimizer.param_groups:
             missing = sorted(set(optimizer.defaults).difference(group))

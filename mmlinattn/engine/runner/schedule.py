@@ -10,7 +10,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from ...utils.command_line import error_text
 from ...utils.messages import log_warning
-from ..model import quiet
+from ..model import optim_wrappers, quiet
 from ..preflight.evaluators import check_monitor
 
 # Attributes of schedulers that are no options: their steps change them, or their optimizer.
@@ -33,7 +33,7 @@ def check_schedule(runner: Runner) -> None:
             learning rate is 0 before the end.
     """
     configs: Any = runner.param_schedulers or []
-    for name, wrapper in optim_wrappers(runner).items():
+    for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         has_own = isinstance(configs, dict) and 'type' not in configs
         place = f'param_scheduler.{name}' if has_own else 'param_scheduler'
         chosen = configs[name] if has_own else configs
@@ -88,7 +88,7 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     they differ, those of the config are set, the schedulers step to the iteration of the
     checkpoint, and a warning names the differences. Moments of the optimizer are loaded.
     """
-    wrappers, found = optim_wrappers(runner).values(), runner.param_schedulers or []
+    wrappers, found = optim_wrappers(runner.optim_wrapper).values(), runner.param_schedulers or []
     schedulers = [*chain(*found.values())] if isinstance(found, dict) else found
     options = [{**vars(scheduler)} for scheduler in schedulers]
     groups = [{**group} for wrapper in wrappers for group in wrapper.param_groups]
@@ -131,11 +131,6 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
         f'The config has another schedule or optimizer than the checkpoint: {"; ".join(changed)}. '
         f'That of the config holds from iteration {loop.iter} on.'
     )
-
-
-def optim_wrappers(runner: Runner) -> Dict[str, OptimWrapper]:
-    """Return the optimizers of a training by name; a single one has the name ``''``."""
-    return getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})
 
 
 def _stand_in(wrapper: OptimWrapper) -> OptimWrapper:
