@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from mmlinattn.engine.hooks import exact_resume_hook
 from mmlinattn.engine.hooks.exact_resume_hook import ExactResumeHook, seed_everything
 from mmlinattn.engine.hooks.preemption_hook import Preempted, PreemptionHook
-from tests.test_engine.tiny_runner import IMAGES, Net, tiny_runner
+from tests.test_engine.tiny_runner import IMAGES, Net, Pair, tiny_runner
 
 
 def draw() -> tuple:
@@ -154,19 +154,6 @@ def test_an_epoch_has_as_many_steps_as_that_of_deit(sampler_of, world_size, batc
 
 class Images(list):
     """A list that takes attributes."""
-
-
-class Pair(Net):
-    """A model with two optimizers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = torch.nn.Parameter(torch.zeros(()))
-
-    def train_step(self, data, optim_wrapper):
-        optim_wrapper['a'].update_params(self.weight * 1)
-        optim_wrapper['b'].update_params(self.other * 2)
-        return {}
 
 
 @pytest.fixture

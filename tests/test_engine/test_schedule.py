@@ -1,11 +1,12 @@
 """Schedules are tried before work, and edits of a config hold in a resumed training."""
 
 import pytest
+import torch
 from mmengine.hooks import Hook
-from mmengine.optim import ReduceOnPlateauLR
+from mmengine.optim import OptimWrapper, OptimWrapperDict, ReduceOnPlateauLR
 
 from mmlinattn.engine.runner import schedule
-from tests.test_engine.tiny_runner import tiny_runner
+from tests.test_engine.tiny_runner import Pair, tiny_runner
 
 LR = 0.5
 
@@ -177,3 +178,14 @@ def test_the_rate_is_scaled_by_the_images_of_a_step(tmp_path, batch_size, counts
     )  # fmt: skip
     runner.train()
     assert runner.optim_wrapper.get_lr()['lr'] == [rate]
+
+
+def test_the_rate_of_each_of_several_optimizers_is_scaled(tmp_path):
+    model = Pair()
+    wrapper = OptimWrapperDict(**{
+        name: OptimWrapper(torch.optim.SGD([parameter], 1.0), accumulative_counts=counts)
+        for name, parameter, counts in zip('ab', model.parameters(), (1, 3))
+    })  # fmt: skip
+    scale = dict(enable=True, base_batch_size=4)
+    tiny_runner(tmp_path, model=model, optim_wrapper=wrapper, auto_scale_lr=scale).train()
+    assert wrapper.get_lr() == {'a.lr': [0.25], 'b.lr': [0.75]}

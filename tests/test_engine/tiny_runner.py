@@ -23,6 +23,19 @@ class Net(BaseModel):
         return dict(loss=self.weight * inputs.mean()) if mode == 'loss' else [{}]
 
 
+class Pair(Net):
+    """A model with two optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Parameter(torch.zeros(()))
+
+    def train_step(self, data, optim_wrapper):
+        optim_wrapper['a'].update_params(self.weight * 1)
+        optim_wrapper['b'].update_params(self.other * 2)
+        return {}
+
+
 def tiny_runner(
     folder, length=1, by_epoch=True, dataset=IMAGES, batch_size=1, metrics=None, build=PluginRunner,
     **changes,

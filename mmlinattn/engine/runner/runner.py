@@ -85,13 +85,15 @@ class PluginRunner(Runner):
 
         MMEngine counts those of one iteration.
         """
-        steps = getattr(optim_wrapper, '_accumulative_counts', 1)
-        settings = auto_scale_lr or {}
-        if settings.get('enable') and 'base_batch_size' in settings and steps > 1:
-            self.logger.info(f'accumulative_counts: a step has the images of {steps} iterations.')
-            base = settings['base_batch_size'] / steps
-            auto_scale_lr = dict(settings, base_batch_size=base)
-        super().scale_lr(optim_wrapper, auto_scale_lr)
+        for wrapper in optim_wrappers(optim_wrapper).values():
+            steps = getattr(wrapper, '_accumulative_counts', 1)
+            scaled = auto_scale_lr or {}
+            if scaled.get('enable') and 'base_batch_size' in scaled and steps > 1:
+                self.logger.info(
+                    f'accumulative_counts: a step has the images of {steps} iterations.'
+                )
+                scaled = dict(scaled, base_batch_size=scaled['base_batch_size'] / steps)
+            super().scale_lr(wrapper, scaled)
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
         return super().load_checkpoint(f'{SAFE}{filename}', *args, **kwargs)
