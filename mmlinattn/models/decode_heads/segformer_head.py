@@ -75,7 +75,7 @@ class LevelwiseSegformerHead(SegformerHead):
 
 def _is_plain(layer: nn.Module) -> bool:
     """Return True if nothing but the class of a 1x1 convolution decides what a call computes."""
-    if has_hooks(layer) or 'forward' in vars(layer):
+    if has_hooks(layer):
         return False
     if type(layer) is ConvModule:
         return True

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from ...ops.common.numerics import is_tracing
+from ...ops.common.numerics import has_dispatch_mode, is_tracing
 from .cpu_linear import CPULinear, onednn_linear
 
 
@@ -21,15 +21,22 @@ def is_unmodified(layer: nn.Module, cls: type) -> bool:
 
 def has_hooks(layer: nn.Module) -> bool:
     """Return True if a call of this layer runs hooks, its own or global ones."""
+    return has_own_hooks(layer) or bool(
+        torch_modules._global_forward_hooks
+        or torch_modules._global_forward_pre_hooks
+        or torch_modules._global_backward_hooks
+        or torch_modules._global_backward_pre_hooks
+    )
+
+
+def has_own_hooks(layer: nn.Module) -> bool:
+    """Return True if this layer has hooks, or a function that replaces its ``forward``."""
     return bool(
         layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks
         or layer._backward_pre_hooks
-        or torch_modules._global_forward_hooks
-        or torch_modules._global_forward_pre_hooks
-        or torch_modules._global_backward_hooks
-        or torch_modules._global_backward_pre_hooks
+        or 'forward' in vars(layer)
     )
 
 
@@ -88,7 +95,7 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """Return consecutive outputs of a projection, each computed from another input.
 
     A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs. So
-    does one whose hook computes its weights, as ``torch.nn.utils.prune`` and ``spectral_norm`` do.
+    does one with hooks, such as those of ``torch.nn.utils.prune``, or a ``forward`` of its own.
     Inputs are pairs of a tensor (..., C) and its number of outputs.
 
     Example:
@@ -99,7 +106,8 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """
     counts = [count for _, count in inputs]
     own = layer._parameters
-    if type(layer) not in PLAIN or 'weight' not in own or 'bias' not in own:
+    replaced = type(layer) not in PLAIN or 'weight' not in own or 'bias' not in own
+    if replaced or (has_own_hooks(layer) and ('forward' in vars(layer) or not _is_counting())):
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [layer(x)[..., end - n : end] for (x, n), end in zip(inputs, ends)]
     weight, bias = layer.weight, projection_bias(layer)
@@ -114,3 +122,9 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     biases = [None] * len(counts) if bias is None else torch.split_with_sizes(bias, counts)
     product = onednn_linear if type(layer) is CPULinear else F.linear
     return [product(x, w, b) for (x, _), w, b in zip(inputs, weights, biases)]
+
+
+def _is_counting() -> bool:
+    """Return True if hooks may be those of a counter of operations, which change no output."""
+    # The compiler first: Dynamo cannot trace the other checks.
+    return not torch.compiler.is_compiling() and (torch._C._is_tracing() or has_dispatch_mode())

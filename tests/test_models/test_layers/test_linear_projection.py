@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmlinattn.models.layers import (
     ConvFFN,
@@ -112,6 +113,30 @@ def test_a_replaced_projection_is_called_with_query_positions(kind):
     out = attn.attend(*(attn.split_heads(t) for t in (q, k, v)), layout)
     expected = attn.proj(out.transpose(1, 2).flatten(2))
     torch.testing.assert_close(attn(x, (3, 4), pos), expected)
+
+
+@pytest.mark.parametrize('change', ['hook', 'forward'])
+@pytest.mark.parametrize('kind', [SoftmaxAttention, SpatialReductionAttention])
+def test_a_hooked_projection_is_called_with_query_positions(kind, change):
+    attn, merged = kind(8, 2), kind(8, 2)
+    merged.load_state_dict({k: v / 2 if 'in_' in k else v for k, v in attn.state_dict().items()})
+    layer = attn.in_proj
+    if change == 'hook':
+        layer.register_forward_hook(lambda layer, inputs, out: out / 2)
+    else:
+        layer.forward = lambda x: type(layer).forward(layer, x) / 2
+    x, pos = torch.randn(2, 1, 12, 8).unbind()
+    for run in (attn, torch.compile(attn, backend='eager', fullgraph=True)):
+        torch.testing.assert_close(run(x, (3, 4), pos), merged(x, (3, 4), pos))
+
+
+def test_a_counter_with_hooks_counts_a_split_projection_once():
+    attn, x = SoftmaxAttention(8, 2), torch.randn(1, 12, 8)
+    attn.in_proj.register_forward_hook(lambda *_: None)
+    with FlopCounterMode(display=False) as counter:
+        attn(x, (3, 4), x)
+    # in_proj and proj; an addition counts, too.
+    assert counter.get_flop_counts()['Global'][torch.ops.aten.addmm] == 2 * 12 * 8 * (24 + 8)
 
 
 @pytest.mark.parametrize('kind', [SoftmaxAttention, SpatialReductionAttention])
