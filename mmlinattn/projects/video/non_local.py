@@ -159,9 +159,12 @@ class NonLocalBlock(BaseModule):
 
         In descending order, the keys with ``b_j > -a_i`` come first; prefix sums give their sum.
         """
-        dtype = accumulation_dtype(values.dtype)
+        dtype, conv = accumulation_dtype(values.dtype), self.concat_project.conv
         with no_autocast(values):
-            query_weight, key_weight = self.concat_project.conv.weight.to(dtype).flatten().chunk(2)
+            weight = conv.weight
+            if 'weight' not in conv._parameters:  # a hook computes it: read it by a call
+                weight = conv(torch.eye(conv.in_channels).to(weight)[..., None, None])
+            query_weight, key_weight = weight.to(dtype).flatten().chunk(2)
             a, b = queries.to(dtype) @ query_weight, keys.to(dtype) @ key_weight  # [B, N], [B, M]
             b, order = b.sort(-1, descending=True)
             weighted = torch.stack([torch.ones_like(b), b], -1)  # [B, M, 2]

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from mmcv.cnn.bricks import non_local as mmcv_blocks
+from torch.nn.utils import prune
 
 from mmlinattn.projects.video import NonLocalBlock
 
@@ -63,6 +64,19 @@ def test_equals_its_definition(mode):
         y = sum(weights[j] * of(block.g, j) for j in range(6)) / total
         z = x[0, :, i] + block.conv_out.conv.weight[:, :, 0] @ y + block.conv_out.conv.bias
         torch.testing.assert_close(block(x)[0, :, i], z)
+
+
+@every_mode
+def test_a_pruned_block_computes_with_the_weights_that_it_has(mode):
+    block, x = random(NonLocalBlock(4, mode=mode)), torch.randn(1, 4, 3, 3, dtype=torch.float64)
+    convs = [module for module in block.modules() if isinstance(module, torch.nn.Conv2d)]
+    for conv in convs:
+        prune.l1_unstructured(conv, 'weight', 0.25)
+        conv.weight_orig.data.mul_(-3)
+    out = block(x)
+    for conv in convs:
+        prune.remove(conv, 'weight')
+    torch.testing.assert_close(out, block(x))
 
 
 @pytest.mark.parametrize('mode', ['dot_product', 'concatenation'])
