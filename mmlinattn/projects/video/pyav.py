@@ -26,7 +26,7 @@ class Video:
         backend_args: options of the file backend.
 
     Attributes:
-        num_frames: number of frames, by the file or, if it does not say, by decoding them.
+        num_frames: number of frames that the file shows. They are decoded only if it does not say.
         fps: mean number of frames per second, or None if the file does not say.
 
     Raises:
@@ -41,8 +41,14 @@ class Video:
         self.content = fileio.get(path, backend_args)
         if not self.content:
             raise ValueError('the file is empty')
-        with _opened(self.content) as (_, stream):
-            self.num_frames = stream.frames or sum(1 for _ in self._frames())
+        with _opened(self.content) as (container, stream):
+            frames = stream.frames
+            if 'mp4' in container.format.name:
+                # Its number of frames ignores edit lists and fragments behind the first one.
+                fragmented = b'moof' in self.content
+                packets = container.demux(stream) if fragmented else stream.index_entries
+                frames = sum(1 for p in packets if p.size and not p.is_discard)
+            self.num_frames = frames or sum(1 for _ in self._frames())
             self.fps = float(stream.average_rate) if stream.average_rate else None
         if not self.num_frames:
             raise ValueError('the video has no frames')
@@ -69,10 +75,7 @@ class Video:
 
     def _frames(self):
         with _opened(self.content) as (container, stream):
-            try:
-                yield from container.decode(stream)
-            except av.error.FFmpegError as error:
-                raise ValueError(f'the video cannot be decoded: {error}') from error
+            yield from container.decode(stream)
 
 
 @contextmanager
@@ -87,7 +90,10 @@ def _opened(content: bytes) -> Iterator[tuple]:
             raise ValueError('the file has no video stream')
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1  # data-loader workers are the parallelism
-        yield container, stream
+        try:
+            yield container, stream
+        except av.error.FFmpegError as error:
+            raise ValueError(f'the video cannot be decoded: {error}') from error
 
 
 def write_video(path: Union[str, Path], frames: np.ndarray, fps: int) -> None:

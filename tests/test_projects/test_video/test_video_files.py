@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import cv2
@@ -40,6 +41,29 @@ def test_decodes_the_frames_that_are_asked_for(film):
     assert (video.num_frames, video.fps) == (12, 6.0)
     clip = video.read([9, 0, 4, 4])
     assert clip.shape == (4, 24, 32, 3) and counted(clip) == [9, 0, 4, 4]
+
+
+@pytest.mark.parametrize(
+    'name, first, movflags, expected',
+    [
+        ('fragments.mp4', 0, 'frag_keyframe', range(12)),
+        ('trimmed.mp4', -5, 'faststart', range(5, 12)),  # an edit list hides the frames before 0
+    ],
+)
+def test_counts_the_frames_that_are_shown(tmp_path, name, first, movflags, expected):
+    av = pytest.importorskip('av', **NEEDS_AV)
+    path = str(tmp_path / name)
+    with av.open(path, 'w', options=dict(movflags=movflags)) as container:
+        stream = container.add_stream('libx264', 6)
+        stream.height, stream.width, stream.codec_context.gop_size = 24, 32, 4
+        for i in range(12):
+            frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), 20 + 16 * i, np.uint8))
+            frame.pts, frame.time_base = first + i, Fraction(1, 6)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    video = Video(path)
+    assert video.num_frames == len(expected)
+    assert counted(video.read(range(len(expected)))) == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +136,10 @@ def test_unreadable_videos_are_errors(film, tmp_path):
             Video(damaged(str(tmp_path / name), data))
     with pytest.raises(FileNotFoundError):
         Video(str(tmp_path / 'none.mp4'))
+    whole = Path(film(name='film.avi')).read_bytes()
+    cut = Video(damaged(str(tmp_path / 'cut.avi'), whole[:-600]))
+    with pytest.raises(ValueError, match='of 12: the file is truncated|cannot be decoded'):
+        cut.read(range(cut.num_frames))
     holes = damaged(str(tmp_path / 'holes.mp4'), content.replace(content[60:900], bytes(840)))
     with pytest.raises(ValueError, match='cannot be decoded|truncated|no video'):
         LoadClip(8, place='middle')(dict(video_path=holes))
