@@ -54,7 +54,7 @@ class Video:
             raise ValueError('the video has no frames')
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
-        """Return frames by number, (len(numbers), H, W, 3) uint8 RGB.
+        """Return frames by number, (len(numbers), H, W, 3) uint8 RGB, rotated as the file says.
 
         Raises:
             ValueError: the video ends before a frame that it should have, or is damaged.
@@ -63,7 +63,8 @@ class Video:
         found: Dict[int, np.ndarray] = {}
         for number, frame in enumerate(self._frames()):
             if number in wanted:
-                found[number] = frame.to_ndarray(format='rgb24')
+                turns = round(frame.rotation / 90)  # to the left, from the display matrix
+                found[number] = np.rot90(frame.to_ndarray(format='rgb24'), turns)
             if len(found) == len(wanted):
                 break
         if len(found) < len(wanted):

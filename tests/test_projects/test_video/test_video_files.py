@@ -1,6 +1,7 @@
 """Video lists, sampling of frames, decoding, transforms of clips and the Moving Shapes set."""
 
 import json
+import struct
 import subprocess
 import sys
 from fractions import Fraction
@@ -64,6 +65,25 @@ def test_counts_the_frames_that_are_shown(tmp_path, name, first, movflags, expec
     video = Video(path)
     assert video.num_frames == len(expected)
     assert counted(video.read(range(len(expected)))) == list(expected)
+
+
+@pytest.mark.parametrize('a, b', [(0, 1), (-1, 0), (0, -1)])  # by 90, 180 and 270 degrees
+def test_rotates_frames_as_opencv(tmp_path, a, b):
+    pytest.importorskip('av', **NEEDS_AV)
+    image = cv2.resize(
+        np.uint8([[[250, 0, 90], [20, 200, 0]], [[0, 60, 250], [0, 0, 0]]]), (32, 24)
+    )
+    path = tmp_path / 'film.mp4'
+    write_video(path, image[None], 6)
+    upright, turned = (
+        struct.pack('>5i', c << 16, d << 16, 0, -d << 16, c << 16) for c, d in ((1, 0), (a, b))
+    )
+    header, track, rest = path.read_bytes().partition(b'tkhd')
+    path.write_bytes(header + track + rest.replace(upright, turned, 1))
+    expected = cv2.cvtColor(cv2.VideoCapture(str(path)).read()[1], cv2.COLOR_BGR2RGB)
+    assert expected.shape == ((24, 32, 3) if a else (32, 24, 3))
+    found = Video(str(path)).read([0])[0]
+    assert found.shape == expected.shape and np.abs(found - expected.astype(int)).max() <= 2
 
 
 @pytest.mark.parametrize(
