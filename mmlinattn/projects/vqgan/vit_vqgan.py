@@ -38,7 +38,8 @@ class ViTVQGAN(BaseModel):
         backbone: config of the encoder, a :class:`ViT` without class token. Its ``attn_cfg`` is
             that of the decoder too.
         quantizer: config of the quantiser.
-        decoder: options of :class:`ViTDecoder` that differ from those of the backbone.
+        decoder: options of :class:`ViTDecoder` that differ from those of the backbone. It is frozen
+            only by a ``frozen_stages`` of its own.
         discriminator: config of the discriminator, or None for no adversarial loss.
         perceptual: config of the perceptual loss, or None for no such loss; the log says so.
         loss_weights: weights that differ from the paper's: 1 of ``l2``, 0.1 of ``logit_laplace``,
@@ -102,7 +103,8 @@ class ViTVQGAN(BaseModel):
         self.quantizer = MODELS.build(dict(dict(type='VectorQuantizer'), **(quantizer or {})))
         dims, code_dims = arch['embed_dims'], self.quantizer.code_dims
         self.pre_quant = TanhMLP(dims, int(arch['mlp_ratio'] * dims), code_dims)
-        for name in ('type', 'init_cfg', 'with_cls_token', 'in_channels', 'out_indices'):
+        own = ('type', 'init_cfg', 'with_cls_token', 'in_channels', 'out_indices', 'frozen_stages')
+        for name in own:
             options.pop(name, None)
         options['arch'] = {k: v for k, v in arch.items() if k != 'patch_size'}
         options.setdefault('img_size', 224)
@@ -259,11 +261,13 @@ def _build(cfg: Optional[dict], kind: str) -> Optional[nn.Module]:
 @contextmanager
 def _frozen(module: nn.Module) -> Iterator[None]:
     """Let gradients pass through a module without gradients of its parameters."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     module.requires_grad_(False)
     try:
         yield
     finally:
-        module.requires_grad_(True)
+        for parameter in trainable:
+            parameter.requires_grad_(True)
 
 
 def _to_bytes(image: Tensor) -> Tensor:

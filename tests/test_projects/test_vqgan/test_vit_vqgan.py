@@ -191,6 +191,16 @@ def test_cpu_amp_wrapper_runs_encoder_decoder_and_discriminator_in_bfloat16():
     assert torch.bfloat16 in seen
 
 
+def test_frozen_parts_stay_frozen_and_others_trainable():
+    backbone = dict(config()['backbone'], frozen_stages=2)
+    model = build(backbone=backbone).train()
+    assert all(parameter.requires_grad for parameter in model.decoder.parameters())
+    frozen = next(model.discriminator.parameters()).requires_grad_(False)
+    model.generator_step(torch.rand(2, 3, SIDE, SIDE))
+    assert not frozen.requires_grad
+    assert sum(not parameter.requires_grad for parameter in model.discriminator.parameters()) == 1
+
+
 def test_without_discriminator_there_is_one_optimiser():
     model = build(discriminator=None).train()
     wrappers = optimizers(model)
