@@ -162,6 +162,8 @@ class TimeSformer(ViT):
             arch, attn_cfg, img_size, in_channels, with_cls_token, out_indices=out_indices,
             out_type=out_type, **kwargs,
         )  # fmt: skip
+        if self.cls_token_from:
+            raise ValueError(f'cls_token_from must be 0 for clips, got {self.cls_token_from}')
         if position_std is not None:
             for positions in (self.embed.pos_embed, self.embed.time_embed):
                 if positions is not None:

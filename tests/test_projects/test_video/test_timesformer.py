@@ -284,6 +284,7 @@ def test_is_found_by_name_where_mmaction_has_its_own():
         (dict(scheme=['time', 'depth']), r"got \['time', 'depth'\]"),
         (dict(scheme=[]), r'got \[\]'),
         (dict(num_frames=0), 'num_frames must be a positive integer, got 0'),
+        (dict(cls_token_from=1), 'cls_token_from must be 0 for clips, got 1'),
         (dict(img_size=20), 'img_size must be a multiple of patch_size=8, got 20'),
         (dict(scheme='joint', attn_cfg='WindowAttention', with_cls_token=False,
               out_type='featmap'), 'WindowAttention .* does not support clips'),
