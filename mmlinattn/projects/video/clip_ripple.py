@@ -109,7 +109,7 @@ def _tiles(
     last = F.pad(weights[..., -1:], (0, 0, extra, 0), value=1.0)
     total = last * (q @ (k.mT @ values))
     near = weights[..., :-1] - weights[..., -1:]  # [B, heads, N, R]
-    if not near.shape[-1]:
+    if not near.numel():
         return total
     tokens = *(x[:, :, extra:] for x in (q, k, values)), near
     local = _near(*(x.flatten(0, 1).unflatten(1, shape) for x in tokens))

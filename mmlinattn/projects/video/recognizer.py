@@ -84,7 +84,8 @@ class VideoRecognizer(ImageClassifier):
         self, inputs: Union[Tensor, Sequence[Tensor]], data_samples: Optional[List] = None, **kwargs
     ) -> List:
         """Return a data sample with ``pred_score`` and ``pred_label`` for each video."""
-        logits = self.head(self.extract_feat(inputs)).unflatten(0, (len(inputs), -1))
+        logits = self.head(self.extract_feat(inputs))
+        logits = logits.unflatten(0, (len(inputs), len(logits) // max(len(inputs), 1)))
         scores = logits.softmax(-1).mean(1).log()
         logits = scores if self.average == 'score' else logits.mean(1)
         return self.head._get_predictions(logits, data_samples)

@@ -193,7 +193,7 @@ class TimeSformer(ViT):
         self, clip: Tensor
     ) -> Union[Tensor, Tuple[Tensor, ...]]:
         self.check_input(clip)
-        batch, frames = clip.shape[0], clip.shape[2]
+        frames = clip.shape[2]
         if self.frames_apart:
             clip = clip.transpose(1, 2).flatten(0, 1)[:, :, None]
         tokens, shape = self.embed(clip)
@@ -202,15 +202,15 @@ class TimeSformer(ViT):
             num_extra = self.num_extra_tokens(i)
             tokens = self.run_block(layer, tokens, shape, num_extra)
             if i in self.out_indices:
-                out = self._join_frames(tokens, batch, num_extra) if self.frames_apart else tokens
+                out = self._join_frames(tokens, frames, num_extra) if self.frames_apart else tokens
                 out = self.norm(out) if self.norm is not None and i == self.num_built - 1 else out
                 outs.append(self.format_output(out, (frames, *shape[1:]), num_extra))
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     @staticmethod
-    def _join_frames(tokens: Tensor, batch: int, num_extra: int) -> Tensor:
+    def _join_frames(tokens: Tensor, frames: int, num_extra: int) -> Tensor:
         """Return clips (B, E + T * N, C) of frames (B * T, E + N, C), with mean extra tokens."""
-        extra, patches = tokens.unflatten(0, (batch, -1)).tensor_split([num_extra], 2)
+        extra, patches = tokens.unflatten(0, (-1, frames)).tensor_split([num_extra], 2)
         return torch.cat([extra.mean(1), patches.flatten(1, 2)], 1)
 
     def format_output(self, tokens: Tensor, shape: Sequence[int], num_extra_tokens: int = 0):

@@ -122,6 +122,13 @@ def test_half_types(dtype):
     torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
 
 
+def test_empty_batches():
+    x = torch.zeros(0, 60, 32, requires_grad=True)
+    out = ClipRippleAttention(32, 2, max_distance=2)(x, (3, 4, 5))
+    out.sum().backward()
+    assert out.shape == x.grad.shape
+
+
 @pytest.mark.parametrize(
     'options, error',
     [

@@ -39,6 +39,13 @@ def test_averages_the_crops_of_a_video(average):
         assert sample.pred_label == expected.argmax() and sample.gt_label == label
 
 
+def test_empty_batches():
+    model, empty = build().eval(), torch.zeros(0, 3, 3, 4, 16, 16)
+    assert model(empty, mode='predict') == []
+    space = TimeSformer(ARCH, img_size=16, scheme='space')
+    assert space(empty[:, 0]).shape == (0, 16)
+
+
 def test_trains_by_cross_entropy_on_normalised_clips():
     model = build(data_preprocessor=dict(mean=[10.0, 20.0, 30.0], std=[2.0, 4.0, 5.0]))
     clips = torch.randint(0, 255, (2, 1, 3, 4, 16, 16), dtype=torch.uint8)
