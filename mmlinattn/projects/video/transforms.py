@@ -23,21 +23,22 @@ class LoadClip(BaseTransform):
 
     With an ``interval``, the frames are evenly spaced, as in TimeSformer for Kinetics: 8 frames
     with an interval of 32, or 96 with 4. Without, the video is cut into equal segments with a
-    frame of each, as for Something-Something. A video that is too short repeats frames,
-    which is logged once.
+    frame of each, as for Something-Something. A clip that takes a frame more than once is logged,
+    for the first video.
 
     Args:
         num_frames: frames T of the clip.
         interval: frames from one to the next; None for segments.
         place: ``'random'``, ``'start'`` or ``'middle'`` of the video, or of each segment.
-        fps: frames per second that ``interval`` counts. None: those of the video.
+        fps: frames per second that ``interval`` counts. None: those of the video, which folders of
+            frames do not tell.
         backend_args: options of the file backend.
 
     Adds ``img`` (T, H, W, 3) uint8 RGB, ``img_shape`` and ``frame_numbers``, counted from 0.
 
     Raises:
         ValueError: a number is below 1, ``place`` is unknown; the video is unreadable, empty or
-            truncated.
+            truncated, or has no frame rate for ``fps``.
         ImportError: PyAV is not installed.
 
     Example:
@@ -65,17 +66,19 @@ class LoadClip(BaseTransform):
     def transform(self, results: dict) -> dict:
         path = results['video_path']
         if 'frame_template' in results:
-            numbers = self.frame_numbers(results['total_frames'])
+            total = results['total_frames']
+            numbers = self.frame_numbers(total)
             clip = self._read_images(path, results['frame_template'], numbers)
         else:
             video = Video(path, self.backend_args)
-            numbers = self.frame_numbers(video.num_frames, video.fps)
+            total = video.num_frames
+            numbers = self.frame_numbers(total, video.fps)
             clip = video.read(numbers.tolist())
         if len(np.unique(numbers)) < self.num_frames and not self._repeat_logged:
             self._repeat_logged = True
             print_log(
-                f'{path} is shorter than a clip of {self.num_frames} frames: frames are repeated, '
-                'in this and in other short videos',
+                f'a clip of {self.num_frames} frames repeats frames of {path}, which has {total}; '
+                'for other videos this is not logged',
                 'current',
             )
         results.update(img=clip, img_shape=clip.shape[1:3], frame_numbers=numbers)
@@ -85,6 +88,11 @@ class LoadClip(BaseTransform):
         """Return the frames to load of a video with ``total`` frames, (T,) int."""
         if total < 1:
             raise ValueError('the video has no frames')
+        if self.fps and not fps:
+            raise ValueError(
+                f'LoadClip.fps={self.fps} needs the frame rate of the video, which is unknown, as '
+                'for all folders of frames: set fps=None and an interval in frames'
+            )
         count, fixed = self.num_frames, PLACES[self.place]
         if self.interval is None:
             place = np.random.rand(count) if fixed is None else fixed
