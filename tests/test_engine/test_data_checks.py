@@ -418,6 +418,16 @@ def test_labels_of_a_classifier(root):
         loaded(cfg)
 
 
+def test_a_classifier_needs_the_labels_of_images_that_are_trained_or_scored(root):
+    cfg = shrunk('ravlt-nano-cls', root)
+    cfg.train_dataloader.dataset.with_label = False
+    with pytest.raises(DataError, match=r'/train/.* has no gt_label, .*\(with_label=True\)'):
+        loaded(cfg)
+    cfg.test_evaluator = [dict(type='DumpResults', out_file_path='out.pkl')]
+    assert labels_of(cfg, 'val').required and not labels_of(cfg, 'test').required
+    assert not labels_of(shrunk('ravlt-retinanet', root)).required
+
+
 def test_the_runner_looks_at_samples(root, tmp_path):
     cfg = shrunk('segformer', root)
     segmentor(root, 77)

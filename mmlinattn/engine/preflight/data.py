@@ -13,7 +13,7 @@ from mmengine.registry import DATASETS
 
 from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import Finding
-from ...utils import dicts, nodes
+from ...utils import dicts, nodes, type_name
 from ...utils.redact import RedactedError
 from ...utils.suggest import shorten
 
@@ -37,6 +37,10 @@ DATA_HINTS = {
 }
 
 
+# Parts of the names of MMPretrain's metrics that read the label of an image.
+LABEL_METRICS = (
+    'Accuracy', 'AveragePrecision', 'ConfusionMatrix', 'MultiLabelMetric', 'SingleLabelMetric',
+)  # fmt: skip
 # What the name of an image may end in.
 IMAGES = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp')
 
@@ -48,11 +52,13 @@ class Labels(NamedTuple):
         number: number of labels, 0 to ``number - 1``; None if the model config does not define it.
         ignored: label of pixels that are not trained.
         of_pixels: True for labels of a segmentation map, False for those of objects or images.
+        required: True if each image must have a label: MMPretrain's heads and metrics read it.
     """
 
     number: Optional[int] = None
     ignored: int = 255
     of_pixels: bool = False
+    required: bool = False
 
 
 class DataError(RedactedError, ValueError):
@@ -175,8 +181,10 @@ def unread_files(datasets: Sequence[Any]) -> Iterator[Finding]:
                 yield Finding('unread', unread[0], text)
 
 
-def labels_of(cfg: Config) -> Labels:
+def labels_of(cfg: Config, split: str = 'train') -> Labels:
     """Return the labels that the segmentor, classifier or detector of a config is trained with."""
+    metrics = [type_name(node) for _, node in dicts(cfg.get(f'{split}_evaluator') or {})]
+    is_read = split == 'train' or any(name in each for each in metrics for name in LABEL_METRICS)
     model = cfg.get('model') or {}
     heads: List[Any] = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
     heads.append((model.get('roi_head') or {}).get('bbox_head'))
@@ -186,7 +194,8 @@ def labels_of(cfg: Config) -> Labels:
             of_pixels = head is heads[0]
             # A decode head with one class separates labels 0 and 1 by a sigmoid.
             number = max(number, 2) if of_pixels else number
-            return Labels(number, head.get('ignore_index', Labels().ignored), of_pixels)
+            required = is_read and 'ClsHead' in type_name(head)
+            return Labels(number, head.get('ignore_index', Labels().ignored), of_pixels, required)
     return Labels()
 
 

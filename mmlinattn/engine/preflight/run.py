@@ -191,7 +191,7 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
                 images += Counter()  # without zeros
             parts = [part for dataset in built for part in base_datasets(dataset)]
             images[split] += sum(map(len, parts))
-            found = sample_findings(parts, labels_of(cfg), split == 'train')
+            found = sample_findings(parts, labels_of(cfg, split), split == 'train')
             yield from ((split, finding) for finding in chain(unread_files(parts), found))
 
 

@@ -76,6 +76,10 @@ class CheckedLoading:
 
     def _check_label(self, results: dict, path: Any) -> Iterator[Finding]:
         label, number = results.get('gt_label'), self.labels.number
+        if label is None and self.labels.required and 'gt_score' not in results:
+            what = 'has no gt_label, which training and scores need: give each image one '
+            what += '(with_label=True); mmlinattn predict needs none'
+            yield Finding('class', path, what, True)
         if label is None or number is None or self.labels.of_pixels:
             return
         if not all(0 <= value < number for value in np.ravel(label)):

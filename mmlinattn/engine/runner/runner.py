@@ -182,7 +182,7 @@ class PluginRunner(Runner):
             return loop
         with known_messages_hidden():
             loop = build(loop)
-        check_samples(loop.dataloader.dataset, labels_of(self.cfg), trained=False)
+        check_samples(loop.dataloader.dataset, labels_of(self.cfg, split), trained=False)
         name = f'{split}_evaluator'
         configs = getattr(self, f'_{name}')
         model, step = unwrapped(self.model), f'{split}_step'
