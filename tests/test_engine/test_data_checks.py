@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import cv2
@@ -426,6 +427,29 @@ def test_a_classifier_needs_the_labels_of_images_that_are_trained_or_scored(root
     cfg.test_evaluator = [dict(type='DumpResults', out_file_path='out.pkl')]
     assert labels_of(cfg, 'val').required and not labels_of(cfg, 'test').required
     assert not labels_of(shrunk('ravlt-retinanet', root)).required
+
+
+@pytest.mark.parametrize(
+    ('text', 'with_label', 'place'),
+    [
+        ('a b.jpg 0\nc.jpg 1\n', True, None),
+        ('a b.jpg\nc.jpg\n', False, None),
+        ('a.jpg 0\n\n', True, ', line 2: \'\' is not "image label": write'),
+        ('a.jpg\n\n', False, ', line 2: \'\' is not "image": write'),
+        ('a b.jpg\t0\n', True, r", line 1: 'a b\.jpg\\t0' is not"),
+        ('a b.jpg\n', True, r", line 1: 'a b\.jpg' is not"),
+        ('a.jpg 1.0\n', True, r", line 1: 'a\.jpg 1\.0' is not"),
+        ('\ufeffa.jpg 0\n', True, r", line 1: '\\ufeffa\.jpg 0' .* byte-order mark"),
+        ('', True, ", line 1: '' is not"),
+        ('\xe4.jpg 0\n', True, ": cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_lines_of_a_list_of_images(root, text, with_label, place):
+    cfg, path = shrunk('ravlt-nano-cls', root), root / 'list.txt'
+    path.write_text(text, encoding='utf-8' if '\ufeff' in text else 'latin-1')
+    cfg.train_dataloader.dataset.update(ann_file=str(path), with_label=with_label)
+    with pytest.raises(DataError, match=f'^{path}{place}') if place else nullcontext():
+        check_run(cfg, 'train')
 
 
 def test_the_runner_looks_at_samples(root, tmp_path):

@@ -3,11 +3,13 @@
 import io
 import os
 import os.path as osp
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
@@ -158,6 +160,26 @@ def first_files(folder: str) -> str:
     paths = (osp.join(base, name) for base, _, files in os.walk(folder) for name in sorted(files))
     names = [osp.relpath(path, folder) for path in islice(paths, 4)]
     return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'
+
+
+def check_list(dataset: Any) -> Iterator[Finding]:
+    """Find the first line that MMPretrain's CustomDataset cannot read in its list of images."""
+    method = getattr(type(dataset), 'load_data_list', None)
+    if getattr(method, '__module__', '') != 'mmpretrain.datasets.custom' or not dataset.ann_file:
+        return
+    path, label = dataset.ann_file, ' label' if dataset.with_label else ''
+    try:
+        lines = fileio.list_from_file(path) or ['']
+    except ValueError as error:
+        yield Finding('annotation', path, f'cannot be read: {error}: save it as UTF-8', True)
+        return
+    line_of = re.compile(r'(?!\ufeff).+' + (r' [+-]?\d+' if label else ''))
+    for number, line in enumerate(lines, 1):
+        if not line_of.fullmatch(line.strip()):
+            what = f'{line[:80]!r} is not "image{label}": write a name, a space and the number of '
+            what += 'a class in every line (with_label=False: a name), without a byte-order mark'
+            yield Finding('annotation', f'{path}, line {number}', what, True)
+            return
 
 
 def unread_files(datasets: Sequence[Any]) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from .data import (
     DataError,
     built_dataset,
     check_data,
+    check_list,
     dataset_configs,
     labels_of,
     lazy_dataset,
@@ -134,6 +135,7 @@ def _dataset_findings(
     """Yield the findings in the classes of a data set and in the records of its COCO file."""
     if not is_coco(type(dataset)):
         yield from check_names(dataset, ())
+        yield from check_list(dataset)
         return
     path = dataset.ann_file
     try:
