@@ -429,6 +429,19 @@ def test_a_classifier_needs_the_labels_of_images_that_are_trained_or_scored(root
     assert not labels_of(shrunk('ravlt-retinanet', root)).required
 
 
+def test_images_that_a_classification_set_does_not_read(root):
+    cfg = shrunk('ravlt-nano-cls', root)
+    image, beside = files(root, 'imagenet/train')[0], root / 'imagenet/train/a.jpg'
+    assert not findings(cfg)
+    image.rename(image.with_suffix('.webp'))
+    shutil.copy(files(root, 'imagenet/train')[1], beside)
+    found = [each for _, each in audit(cfg, ('train',), Counter()) if each.kind == 'unread']
+    assert [each.where for each in found] == [str(beside), str(image.with_suffix('.webp'))]
+    assert all('1 files that are not read: add its suffix to ext' in each.what for each in found)
+    cfg.train_dataloader.dataset.update(with_label=False, extensions=('.jpg', '.webp'))
+    assert not any('not read' in text for text in findings(cfg))
+
+
 @pytest.mark.parametrize(
     ('text', 'with_label', 'place'),
     [

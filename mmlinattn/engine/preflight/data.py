@@ -44,7 +44,7 @@ LABEL_METRICS = (
     'Accuracy', 'AveragePrecision', 'ConfusionMatrix', 'MultiLabelMetric', 'SingleLabelMetric',
 )  # fmt: skip
 # What the name of an image may end in.
-IMAGES = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp')
+IMAGES = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp', '.gif')
 
 
 class Labels(NamedTuple):
@@ -183,13 +183,18 @@ def check_list(dataset: Any) -> Iterator[Finding]:
 
 
 def unread_files(datasets: Sequence[Any]) -> Iterator[Finding]:
-    """Yield what segmentation data sets without lists of their files do not read."""
+    """Yield what segmentation and classification sets without lists of files do not read."""
     kinds = {(dataset.data_prefix.get(name), ends, what) for dataset in datasets
              if hasattr(dataset, 'img_suffix') and isinstance(dataset.data_prefix, dict)
              for name, ends, what in (
                  ('img_path', IMAGES, f'names of images end in {dataset.img_suffix!r}'),
                  ('seg_map_path', dataset.seg_map_suffix.lower(), 'no image has this name'),
              )}  # fmt: skip
+    for dataset in datasets:
+        if hasattr(dataset, 'extensions') and isinstance(dataset.data_prefix, dict):
+            what = f'add its suffix to extensions={tuple(sorted(dataset.extensions))} of the data '
+            what += 'set, or move it into the folder of its class'
+            kinds.add((dataset.data_prefix.get('img_path'), IMAGES, what))
     if any(each.ann_file or each._indices is not None for each in datasets):
         return
     read = {path for each in datasets for i in range(len(each)) if kinds
