@@ -15,8 +15,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     With a backbone of L blocks, block l (1 to L) gets the rate times
     ``layer_decay_rate ** (L + 1 - l)`` and the stem the rate times ``layer_decay_rate ** (L + 1)``.
-    A downsampling layer belongs to the block after it. Neck, heads and norms of the outputs keep
-    the rate. The other options of ``paramwise_cfg`` apply as well.
+    A downsampling layer or a late class token belongs to the block after it. Neck, heads and norms
+    of the outputs keep the rate. The other options of ``paramwise_cfg`` apply as well.
 
     It works in models of all three frameworks. MMPretrain's constructor, which has other backbones,
     calls its option the same.
@@ -65,7 +65,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             id(parameter): rate ** (len(groups) - depth)
             for depth, group in enumerate(groups)
             for part in group
-            for parameter in part.parameters()
+            for parameter in (part.parameters() if isinstance(part, nn.Module) else [part])
         }
         for group in params:
             scale = scales.get(id(group['params'][0]), 1.0)

@@ -79,6 +79,29 @@ def test_every_block_has_a_depth_of_its_own(kind):
     assert used == {0.5**n for n in range(1, blocks + 1)}
 
 
+VIT = dict(embed_dims=8, num_heads=1, depth=3, patch_size=8)
+
+
+@pytest.mark.parametrize(
+    ('backbone', 'scales'),
+    [
+        (lambda: backbones.CvT(), {'cls_token': 10, 'stages.2.0.norm1.weight': 10}),
+        (lambda: backbones.ViT(VIT, cls_token_from=1), {'cls_token': 2, 'norm.weight': 0}),
+        (
+            lambda: backbones.ViT(VIT, 'CoreAttention'),
+            {'cores.tokens': 4, 'cores.moves.0.weight': 2, 'cores.moves.1.alpha': 1},
+        ),
+        (lambda: backbones.ViL(), {'patch_embeds.0.extra_tokens': 13}),
+    ],
+)
+def test_tokens_and_steps_of_cores_have_the_rate_of_their_block(backbone, scales):
+    with torch.device('meta'):
+        found = rates(backbone(), layer_decay_rate=0.5)
+    assert all(found[f'backbone.{name}']['lr'] == 0.5**scale for name, scale in scales.items())
+    full = {name for name, group in found.items() if group['lr'] == 1}
+    assert all('norm' in name or name.startswith('head.') for name in full), full
+
+
 @pytest.mark.parametrize('rate', [None, 0, 1.1, '0.5'])
 def test_wrong_rates(rate):
     with pytest.raises(

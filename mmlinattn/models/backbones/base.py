@@ -153,8 +153,8 @@ class Backbone(BaseModule):
         """Return the parts of stage ``i`` to freeze: modules, and parameters outside of them."""
         raise NotImplementedError
 
-    def layer_groups(self) -> List[List[nn.Module]]:
-        """Return modules by depth: stem, then blocks with their downsampling; no output norms."""
+    def layer_groups(self) -> List[List[Part]]:
+        """Return parts by depth: stem, then blocks with their downsampling; no output norms."""
         raise NotImplementedError
 
     def num_extra_tokens(self, i: int) -> int:

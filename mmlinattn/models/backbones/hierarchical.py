@@ -122,10 +122,12 @@ class HierarchicalBackbone(Backbone):
     def stem_layer(self) -> nn.Module:
         return self.downsample_layer(0)
 
-    def layer_groups(self) -> List[List[nn.Module]]:
-        groups = [[self.stem_layer()]]
+    def layer_groups(self) -> List[List[Part]]:
+        groups: List[List[Part]] = [[self.stem_layer()]]
         for i, blocks in enumerate(self.stages):
-            before = [self.downsample_layer(i)] if i else []
+            before: List[Part] = [self.downsample_layer(i)] if i else []
+            token = self.extra_tokens(i)  # ViL has its tokens in the downsampling layer
+            before += [token] if i and isinstance(token, nn.Parameter) else []
             groups += [[*before, block] if not j else [block] for j, block in enumerate(blocks)]
         return groups
 

@@ -235,9 +235,11 @@ class ViT(Backbone):
     def stem_layer(self) -> nn.Module:
         return self.embed
 
-    def layer_groups(self) -> List[List[nn.Module]]:
-        cores = [self.cores] if self.cores is not None else []
-        return [[self.embed, *cores], *([layer] for layer in self.layers)]
+    def layer_groups(self) -> List[List[Part]]:
+        cores = self.cores.layer_parts(0) if self.cores is not None else []
+        later = (self.stage_parts(i) for i in range(1, self.num_built))
+        blocks = ([part for part in parts if part is not self.norm] for parts in later)
+        return [[self.embed, *cores], [self.layers[0]], *blocks]
 
     def stage_parts(self, i: int) -> List[Part]:
         last = self.norm is not None and i == self.num_built - 1
