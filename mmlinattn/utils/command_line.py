@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import errno
 import inspect
 import math
 import os
@@ -216,6 +217,8 @@ def errors_in_one_line(
         text = error_text(error)
         where = '--debug shows the traceback'
         if log_dir is not None:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+                text += f': the run writes to {log_dir}; free space there, or set --work-dir'
             with suppress(OSError):
                 path = Path(log_dir) / 'error.txt'
                 path.write_text(''.join(traceback.format_exception(error)))

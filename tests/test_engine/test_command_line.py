@@ -1,5 +1,6 @@
 """Errors as a user sees them: one line, with words."""
 
+import errno
 import io
 import os
 import signal
@@ -49,6 +50,12 @@ def test_of_a_key_its_words(error_of):
         raise KeyError("'lin' is not registered")
 
     assert said(error_of, look_up).startswith("error: KeyError: 'lin' is not registered (")
+
+
+def test_of_a_full_disk_the_folder(capsys, tmp_path):
+    with pytest.raises(SystemExit), errors_in_one_line(debug=False, log_dir=str(tmp_path)):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    assert f'device: the run writes to {tmp_path};' in capsys.readouterr().err
 
 
 def test_console_prints_text_as_it_is():
