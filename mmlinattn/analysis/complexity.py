@@ -27,8 +27,13 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
+from torch.utils.hooks import RemovableHandle
 
 aten = torch.ops.aten
 MIN_SIZE = 32
@@ -222,9 +227,27 @@ class _Counter(TorchDispatchMode):
         self.uncounted: Counter[str] = Counter()
         self._parameters = {StorageWeakRef(p.untyped_storage()) for p in model.parameters()}
         self._running = ['']
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name))
-            module.register_forward_hook(lambda *_: self._running.pop() and None)
+        self._names = {module: name for name, module in model.named_modules()}
+        self._hooks: List[RemovableHandle] = []
+
+    def __enter__(self) -> '_Counter':
+        # Hooks of all modules, since a projection with hooks of its own may run more than once.
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module),
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*error)
+
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        self._running.append(self._names.get(module, self._running[-1]))
+
+    def _leave_module(self, *_: Any) -> None:
+        self._running.pop()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

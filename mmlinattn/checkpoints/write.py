@@ -66,7 +66,7 @@ _NOT_PLAIN = object()
 
 
 def plain(value: Any) -> Any:
-    """Return what of a value is of plain types: None, bool, int, float, str, containers of these.
+    """Return the parts of a value of plain types: None, bool, int, float, str, their containers.
 
     Numpy numbers, numpy arrays, tensors and namespaces are converted to plain types; other
     entries are omitted.

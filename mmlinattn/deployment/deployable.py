@@ -1,6 +1,6 @@
 """Wrappers of models for export, with normalisation and post-processing inside."""
 
-from typing import Optional, Sequence, Tuple, Type
+from typing import List, Optional, Sequence, Tuple, Type
 
 import torch
 from mmengine.config import Config
@@ -27,9 +27,16 @@ class NotDeployable(ValueError):
 
 def check_prediction(part: nn.Module, *kinds: type) -> None:
     """Raise NotDeployable unless a part of a model predicts by the methods of one of the kinds."""
-    own = [getattr(type(part), name, None) for name in PREDICTION]
-    if own not in [[getattr(kind, name, None) for name in PREDICTION] for kind in kinds]:
-        raise NotDeployable(f'{type(part).__name__} predicts in a way that has no exported form')
+    own = [
+        [name for name in PREDICTION if getattr(type(part), name, 0) != getattr(kind, name, 0)]
+        for kind in kinds
+    ]
+    fewest: List[str] = min(own, key=len)
+    if fewest:
+        raise NotDeployable(
+            f'{type(part).__name__} predicts in a way that has no exported form: by its own '
+            + ', '.join(fewest)
+        )
 
 
 class Deployable(nn.Module):

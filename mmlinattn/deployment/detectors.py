@@ -249,8 +249,10 @@ def check_anchors(head: BaseModule, name: str) -> None:
             f'{name} is {type(head).__name__}, which has no exported form: heads with anchors have'
         )
     check_prediction(head, AnchorHead, RPNHead)
-    if not hasattr(head, 'loss_cls'):  # SSD, whose last maps vanish below 300 pixels
-        raise NotDeployable(f'{type(head).__name__} has no exported form')
+    if not hasattr(head, 'loss_cls'):
+        raise NotDeployable(
+            f'{type(head).__name__} has no exported form: its last map of a small image is empty'
+        )
     if getattr(head.loss_cls, 'custom_cls_channels', False):
         raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
 

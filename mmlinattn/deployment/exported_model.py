@@ -103,7 +103,7 @@ class ExportedModel(BaseModel):
         return logits[..., : images.shape[-2], : images.shape[-1]].to(images.device)
 
     def classification(self, inputs: Tensor, data_samples: list) -> list:
-        # The head applies a softmax, that of log(scores) returns the scores, or a sigmoid.
+        # The head applies a softmax or a sigmoid, which log and logit of the scores undo.
         scores, head = self.run(inputs)['scores'], self.skeleton.head
         logits = scores.logit() if is_multi_label(self.skeleton) else scores.log()
         head.forward = lambda feats: feats

@@ -174,7 +174,7 @@ def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
     """
     for metainfo in metainfos(cfg, meta):
         names = metainfo.get('classes', ())
-        if names and number in (len(names), 0):
+        if names and not isinstance(names, str) and number in (len(names), 0):
             return names
     return [f'class {i}' for i in range(number)]
 

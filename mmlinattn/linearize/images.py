@@ -144,7 +144,7 @@ def check_readable(
 ) -> None:
     """Check that all images can be read and make batches: one size, or crops of one size.
 
-    Pixels are read of one image of each size only.
+    Pixels are read of one image of each size only, and of images that Pillow cannot read.
 
     Args:
         paths: the images.
@@ -164,7 +164,7 @@ def check_readable(
             reason = file_fault(path.read_bytes(), in_8_bits)
             sizes.setdefault(image_size(path), path)
         except UnidentifiedImageError:  # its loader knows the size
-            sizes.setdefault((0, 0), path)
+            sizes[0, len(sizes)] = path
         except OSError as error:
             reason = str(error) or type(error).__name__
         if reason:
@@ -177,7 +177,7 @@ def check_readable(
             packed = transform(dict(img_path=str(path), img_id=0, seg_fields=[]))
         except Exception as error:  # steps raise arbitrary exceptions
             reason = f'{type(error).__name__}: {error}'
-            raise DataError(f'{source}: {path} cannot be read: {reason}') from error
+            raise DataError(f'{source}: the test pipeline fails on {path}: {reason}') from error
         seen.setdefault(tuple(packed['inputs'].shape[-2:]), path)
         if len(seen) == 2 and not padded and crop_size is None:
             (one, other), (first, second) = seen, seen.values()

@@ -297,7 +297,7 @@ def test_a_classifier_with_more_outputs_is_said():
     [
         (3, 3, 'train_dataloader', ''),
         (1000, 1000, 'train_dataloader', ''),
-        (3, None, 'train_dataloader', 'data_preprocessor.num_classes=3'),
+        (3, None, 'train_dataloader', ''),
         (3, 100, 'test_dataloader', ''),
         (3, 100, 'train_dataloader', 'data_preprocessor.num_classes=3'),
         (1000, 3, 'train_dataloader', 'data_preprocessor.num_classes=1000'),

@@ -44,7 +44,7 @@ def too_dark(largest: int) -> Optional[str]:
 
 
 def reads_8_bits(kind: str, options: Mapping) -> bool:
-    """Return whether a loading step, by the name of its type, reads images into 8 bits.
+    """Return True if a loading step, by the name of its type, reads images into 8 bits.
 
     Other steps may keep more bits, and read formats that Pillow does not know.
     """

@@ -67,7 +67,7 @@ class ExactResumeHook(Hook):
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         wrappers = optim_wrappers(runner.optim_wrapper)
         is_closed = all(wrapper.should_update() for wrapper in wrappers.values())
-        if is_closed or 'optimizer' not in checkpoint:  # which cannot be resumed
+        if is_closed or 'optimizer' not in checkpoint:  # of which nothing resumes exactly
             return
         counts = {name: wrapper._inner_count for name, wrapper in wrappers.items()}
         parameters = unwrapped(runner.model).named_parameters()

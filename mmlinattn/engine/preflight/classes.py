@@ -157,9 +157,9 @@ def check_heads(
         else:
             wrong.append((f'model.{name}.num_classes', found, number))
         # A classifier may have more outputs than classes.
-        if name == 'head' and is_one_hot and preprocessor.num_classes != max(found, number):
-            option = f'{preprocessing}.num_classes'
-            wrong.append((option, preprocessor.num_classes, max(found, number)))
+        labels = preprocessor.num_classes if name == 'head' and is_one_hot else None
+        if labels not in (None, max(found, number)):  # None: samples may have scores
+            wrong.append((f'{preprocessing}.num_classes', labels, max(found, number)))
     if wrong:
         options = ' and '.join(f'{option} is {found}' for option, found, _ in wrong)
         cure = ', '.join(f'{option}={number}' for option, _, number in wrong)

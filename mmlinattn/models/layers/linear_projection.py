@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from ...ops.common.numerics import has_dispatch_mode, is_tracing
+from ...ops.common.numerics import is_tracing
 from .cpu_linear import CPULinear, onednn_linear
 
 
@@ -36,7 +36,7 @@ def has_own_hooks(layer: nn.Module) -> bool:
         or layer._forward_pre_hooks
         or layer._backward_hooks
         or layer._backward_pre_hooks
-        or 'forward' in vars(layer)
+        or 'forward' in layer.__dict__  # torch 2.4 cannot compile vars(layer)
     )
 
 
@@ -94,8 +94,9 @@ PLAIN = (nn.Linear, CPULinear, KeyBiaslessLinear)
 def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """Return consecutive outputs of a projection, each computed from another input.
 
-    A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs. So
-    does one with hooks, such as those of ``torch.nn.utils.prune``, or a ``forward`` of its own.
+    A layer that has replaced it, such as an adapter or a quantised layer, computes all outputs of
+    each input. So does one with hooks, such as those of ``torch.nn.utils.prune``, or a ``forward``
+    of its own. ``torch.jit.trace`` leaves hooks out: they are those of counters such as MMEngine's.
     Inputs are pairs of a tensor (..., C) and its number of outputs.
 
     Example:
@@ -107,7 +108,10 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     counts = [count for _, count in inputs]
     own = layer._parameters
     replaced = type(layer) not in PLAIN or 'weight' not in own or 'bias' not in own
-    if replaced or (has_own_hooks(layer) and ('forward' in vars(layer) or not _is_counting())):
+    # The compiler first: it cannot trace the other question.
+    counts_alone = not torch.compiler.is_compiling() and torch._C._is_tracing()
+    counts_alone = counts_alone and 'forward' not in layer.__dict__
+    if replaced or (has_own_hooks(layer) and not counts_alone):
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [layer(x)[..., end - n : end] for (x, n), end in zip(inputs, ends)]
     weight, bias = layer.weight, projection_bias(layer)
@@ -122,9 +126,3 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     biases = [None] * len(counts) if bias is None else torch.split_with_sizes(bias, counts)
     product = onednn_linear if type(layer) is CPULinear else F.linear
     return [product(x, w, b) for (x, _), w, b in zip(inputs, weights, biases)]
-
-
-def _is_counting() -> bool:
-    """Return True if hooks may be those of a counter of operations, which change no output."""
-    # The compiler first: Dynamo cannot trace the other checks.
-    return not torch.compiler.is_compiling() and (torch._C._is_tracing() or has_dispatch_mode())

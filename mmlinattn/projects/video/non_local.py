@@ -163,7 +163,8 @@ class NonLocalBlock(BaseModule):
         with no_autocast(values):
             weight = conv.weight
             if 'weight' not in conv._parameters:  # a hook computes it: read it by a call
-                weight = conv(torch.eye(conv.in_channels).to(weight)[..., None, None])
+                one_hot = torch.eye(conv.in_channels).to(next(conv.parameters()))
+                weight = conv(one_hot[..., None, None])
             query_weight, key_weight = weight.to(dtype).flatten().chunk(2)
             a, b = queries.to(dtype) @ query_weight, keys.to(dtype) @ key_weight  # [B, N], [B, M]
             b, order = b.sort(-1, descending=True)

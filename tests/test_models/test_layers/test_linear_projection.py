@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
+from mmengine.analysis import FlopAnalyzer
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
+from mmlinattn.analysis import analyse
 from mmlinattn.models.layers import (
     ConvFFN,
     MixFFN,
@@ -130,13 +131,21 @@ def test_a_hooked_projection_is_called_with_query_positions(kind, change):
         torch.testing.assert_close(run(x, (3, 4), pos), merged(x, (3, 4), pos))
 
 
-def test_a_counter_with_hooks_counts_a_split_projection_once():
-    attn, x = SoftmaxAttention(8, 2), torch.randn(1, 12, 8)
-    attn.in_proj.register_forward_hook(lambda *_: None)
-    with FlopCounterMode(display=False) as counter:
-        attn(x, (3, 4), x)
-    # in_proj and proj; an addition counts, too.
-    assert counter.get_flop_counts()['Global'][torch.ops.aten.addmm] == 2 * 12 * 8 * (24 + 8)
+def test_counters_count_a_split_projection_once():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = SoftmaxAttention(3, 1)
+
+        def forward(self, image):
+            x = image.flatten(2).mT
+            return self.attn(x, image.shape[2:], x)
+
+    net, expected = Net(), 32 * 32 * 3 * (9 + 3)  # in_proj and proj
+    cost = analyse(net, (32, 32))
+    assert (cost.conv_linear, cost.by_module['attn.proj'].total) == (expected, 32 * 32 * 9)
+    counted = FlopAnalyzer(net, torch.zeros(1, 3, 32, 32)).by_operator()
+    assert counted['linear'] == expected
 
 
 @pytest.mark.parametrize('kind', [SoftmaxAttention, SpatialReductionAttention])
