@@ -218,7 +218,7 @@ def errors_in_one_line(
         where = '--debug shows the traceback'
         if log_dir is not None:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
-                text += f': the run writes to {log_dir}; free space there, or set --work-dir'
+                text += f': if the disk of {log_dir} is full, free space there or set --work-dir'
             with suppress(OSError):
                 path = Path(log_dir) / 'error.txt'
                 path.write_text(''.join(traceback.format_exception(error)))

@@ -55,7 +55,7 @@ def test_of_a_key_its_words(error_of):
 def test_of_a_full_disk_the_folder(capsys, tmp_path):
     with pytest.raises(SystemExit), errors_in_one_line(debug=False, log_dir=str(tmp_path)):
         raise OSError(errno.ENOSPC, 'No space left on device')
-    assert f'device: the run writes to {tmp_path};' in capsys.readouterr().err
+    assert f'device: if the disk of {tmp_path} is full, free space' in capsys.readouterr().err
 
 
 def test_console_prints_text_as_it_is():

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
+from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS
 from PIL import ExifTags, Image
@@ -427,6 +428,20 @@ def test_a_classifier_needs_the_labels_of_images_that_are_trained_or_scored(root
     cfg.test_evaluator = [dict(type='DumpResults', out_file_path='out.pkl')]
     assert labels_of(cfg, 'val').required and not labels_of(cfg, 'test').required
     assert not labels_of(shrunk('ravlt-retinanet', root)).required
+    own = shrunk('ravlt-nano-cls', root)
+    own.model.type = 'FixMatch'
+    assert not labels_of(own).required
+    own.val_evaluator = dict(type='RetrievalRecall', topk=1)
+    assert labels_of(own, 'val').number is None
+    # A step of the user's adds the label.
+    cfg.train_dataloader.dataset.pipeline.insert(1, dict(type='LabelOfName'))
+    assert loaded(cfg)
+
+
+@TRANSFORMS.register_module()
+class LabelOfName(BaseTransform):
+    def transform(self, results):
+        return dict(results, gt_label=0)
 
 
 def test_images_that_a_classification_set_does_not_read(root):
@@ -435,6 +450,7 @@ def test_images_that_a_classification_set_does_not_read(root):
     assert not findings(cfg)
     image.rename(image.with_suffix('.webp'))
     shutil.copy(files(root, 'imagenet/train')[1], beside)
+    beside.with_name('._b.jpg').touch()  # of macOS, hidden
     found = [each for _, each in audit(cfg, ('train',), Counter()) if each.kind == 'unread']
     assert [each.where for each in found] == [str(beside), str(image.with_suffix('.webp'))]
     assert all('1 files that are not read: add its suffix to ext' in each.what for each in found)

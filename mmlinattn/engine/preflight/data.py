@@ -193,7 +193,7 @@ def unread_files(datasets: Sequence[Any]) -> Iterator[Finding]:
     for dataset in datasets:
         if hasattr(dataset, 'extensions') and isinstance(dataset.data_prefix, dict):
             what = f'add its suffix to extensions={tuple(sorted(dataset.extensions))} of the data '
-            what += 'set, or move it into the folder of its class'
+            what += 'set' + ', or move it into the folder of its class' * dataset.with_label
             kinds.add((dataset.data_prefix.get('img_path'), IMAGES, what))
     if any(each.ann_file or each._indices is not None for each in datasets):
         return
@@ -201,7 +201,8 @@ def unread_files(datasets: Sequence[Any]) -> Iterator[Finding]:
             for path in each.get_data_info(i).values() if isinstance(path, str)}  # fmt: skip
     for folder, ends, what in sorted(kinds, key=str):
         for base, _, files in os.walk(folder or ''):
-            paths = [osp.join(base, file) for file in sorted(files) if file.lower().endswith(ends)]
+            paths = [osp.join(base, file) for file in sorted(files)
+                     if file.lower().endswith(ends) and not file.startswith('.')]  # fmt: skip
             unread = [path for path in paths if path not in read]
             if unread:
                 text = f'is one of {len(unread)} files that are not read: {what}'
@@ -212,6 +213,8 @@ def labels_of(cfg: Config, split: str = 'train') -> Labels:
     """Return the labels that the segmentor, classifier or detector of a config is trained with."""
     metrics = [type_name(node) for _, node in dicts(cfg.get(f'{split}_evaluator') or {})]
     is_read = split == 'train' or any(name in each for each in metrics for name in LABEL_METRICS)
+    if split != 'train' and any('Retrieval' in each for each in metrics):
+        return Labels()  # they may be places in a gallery
     model = cfg.get('model') or {}
     heads: List[Any] = [model.get(name) for name in ('decode_head', 'head', 'bbox_head')]
     heads.append((model.get('roi_head') or {}).get('bbox_head'))
@@ -221,7 +224,9 @@ def labels_of(cfg: Config, split: str = 'train') -> Labels:
             of_pixels = head is heads[0]
             # A decode head with one class separates labels 0 and 1 by a sigmoid.
             number = max(number, 2) if of_pixels else number
-            required = is_read and 'ClsHead' in type_name(head)
+            # Classes of a user's own, such as semi-supervised ones, may need no label.
+            known = type_name(model) in ('ImageClassifier', 'VideoRecognizer')
+            required = is_read and known and 'ClsHead' in type_name(head)
             return Labels(number, head.get('ignore_index', Labels().ignored), of_pixels, required)
     return Labels()
 

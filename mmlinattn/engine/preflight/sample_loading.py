@@ -154,6 +154,9 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
 def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
     """Replace the loading transforms of a data set by CheckedLoading, and return these."""
     checked, lists = [], [getattr(dataset.pipeline, 'transforms', [])]
+    packages = {type(step).__module__.partition('.')[0] for step in lists[0]}
+    if packages - {'mmcv', 'mmpretrain', 'mmlinattn'}:  # a step of the user's may add the label
+        labels = labels._replace(required=False)
     for steps in lists:
         for i, step in enumerate(steps):
             if type(step).__name__.startswith('Load'):

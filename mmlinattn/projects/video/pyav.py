@@ -10,10 +10,13 @@ from mmengine import fileio
 
 try:
     import av
+
+    if int(av.__version__.partition('.')[0]) < 17:  # without index_entries
+        raise ImportError
 except ImportError:  # the extra "video"; what needs it raises an error
     av = None  # type: ignore[assignment]  # a module that may be missing
 
-NEEDS_AV = "videos need PyAV, the extra 'video': pip install av"
+NEEDS_AV = "videos need PyAV 17 or newer, the extra 'video': pip install 'av>=17'"
 
 
 class Video:
@@ -63,7 +66,8 @@ class Video:
         found: Dict[int, np.ndarray] = {}
         for number, frame in enumerate(self._frames()):
             if number in wanted:
-                turns = round(frame.rotation / 90)  # to the left, from the display matrix
+                # To the left, from the display matrix. That of a singular one is no angle.
+                turns = round(frame.rotation / 90) if abs(frame.rotation) <= 180 else 0
                 found[number] = np.rot90(frame.to_ndarray(format='rgb24'), turns)
             if len(found) == len(wanted):
                 break

@@ -67,7 +67,8 @@ def test_counts_the_frames_that_are_shown(tmp_path, name, first, movflags, expec
     assert counted(video.read(range(len(expected)))) == list(expected)
 
 
-@pytest.mark.parametrize('a, b', [(0, 1), (-1, 0), (0, -1)])  # by 90, 180 and 270 degrees
+# By 90, 180 and 270 degrees, and a matrix that is no rotation.
+@pytest.mark.parametrize('a, b', [(0, 1), (-1, 0), (0, -1), (0, 0)])
 def test_rotates_frames_as_opencv(tmp_path, a, b):
     pytest.importorskip('av', **NEEDS_AV)
     image = cv2.resize(
@@ -81,7 +82,7 @@ def test_rotates_frames_as_opencv(tmp_path, a, b):
     header, track, rest = path.read_bytes().partition(b'tkhd')
     path.write_bytes(header + track + rest.replace(upright, turned, 1))
     expected = cv2.cvtColor(cv2.VideoCapture(str(path)).read()[1], cv2.COLOR_BGR2RGB)
-    assert expected.shape == ((24, 32, 3) if a else (32, 24, 3))
+    assert expected.shape == ((32, 24, 3) if b else (24, 32, 3))
     found = Video(str(path)).read([0])[0]
     assert found.shape == expected.shape and np.abs(found - expected.astype(int)).max() <= 2
 
