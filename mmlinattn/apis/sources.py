@@ -11,13 +11,8 @@ import cv2
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from ..datasets.audit.images import file_fault, image_size
+from ..datasets.audit.images import IMAGES, file_fault, image_size
 
-# Formats that Pillow checks and OpenCV decodes; for some of them both need an optional library.
-IMAGES = (
-    '.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif', '.jp2',
-    '.avif',
-)  # fmt: skip
 MAX_MEGAPIXELS = 50.0
 
 

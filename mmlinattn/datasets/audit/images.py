@@ -7,6 +7,12 @@ from typing import Any, BinaryIO, Mapping, Optional, Tuple, Union
 
 from PIL import Image, UnidentifiedImageError
 
+# Formats that Pillow checks and OpenCV decodes; for some of them both need an optional library.
+IMAGES = (
+    '.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif', '.jp2',
+    '.avif',
+)  # fmt: skip
+
 
 def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
     """Return (height, width) from the header of an image file, without decoding its pixels.

@@ -15,6 +15,7 @@ from mmengine.registry import DATASETS
 
 from ...checkpoints.safe_unpickle import PlainUnpickler
 from ...datasets.audit.coco import Finding
+from ...datasets.audit.images import IMAGES
 from ...utils import dicts, nodes, type_name
 from ...utils.redact import RedactedError
 from ...utils.suggest import shorten
@@ -43,8 +44,6 @@ DATA_HINTS = {
 LABEL_METRICS = (
     'Accuracy', 'AveragePrecision', 'ConfusionMatrix', 'MultiLabelMetric', 'SingleLabelMetric',
 )  # fmt: skip
-# What the name of an image may end in.
-IMAGES = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp', '.gif')
 
 
 class Labels(NamedTuple):

@@ -54,8 +54,8 @@ class CheckedLoading:
             loaded = self.load(results)
         except Exception as error:  # decoders raise any type of error
             seg_map = 'img_shape' in results and results.get('seg_map_path')
-            is_image = bool(seg_map) or self.in_8_bits  # that Pillow knows
-            return None, [_unreadable(str(seg_map or path), error, is_image)]
+            is_known = bool(seg_map) or self.in_8_bits  # to Pillow
+            return None, [_unreadable(str(seg_map or path), error, is_known)]
         if loaded is None:
             return None, []
         is_image = isinstance(self.load, LoadImageFromFile)
@@ -128,7 +128,7 @@ class CheckedLoading:
             yield Finding('class', where, what, True)
 
 
-def _unreadable(path: str, error: Exception, is_image: bool) -> Finding:
+def _unreadable(path: str, error: Exception, is_known: bool) -> Finding:
     """Return the finding for a file that cannot be loaded, with the reason that it shows."""
     why = str(error) or type(error).__name__  # a MemoryError has no text
     if '://' not in path:
@@ -136,7 +136,7 @@ def _unreadable(path: str, error: Exception, is_image: bool) -> Finding:
         if not osp.exists(path):
             what = f'does not exist; {folder} has {first_files(folder)}'
             return Finding('unreadable', path, what, True)
-        if is_image and osp.isfile(path):
+        if is_known and osp.isfile(path):
             why = file_fault(Path(path).read_bytes()) or why
     return Finding('unreadable', path, f'cannot be loaded: {" ".join(why.split())}', True)
 

@@ -16,7 +16,7 @@ from mmlinattn.projects.video import CropClip, FlipClip, LoadClip, ResizeClip, V
 from mmlinattn.projects.video.moving_shapes import CLASSES, draw_clip, generate_videos
 from mmlinattn.projects.video.pyav import Video, write_video
 
-NEEDS_AV = dict(reason='reads videos: pip install av, the extra "video"')
+NEEDS_AV = dict(minversion='17', reason='reads videos: pip install the extra "video"')
 
 
 @pytest.fixture
