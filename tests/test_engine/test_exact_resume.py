@@ -202,7 +202,7 @@ def test_what_needs_no_accumulated_gradients(trained):
         SimpleNamespace(model=net, iter=4, optim_wrapper=wrapper, logger=logger)
     )
     assert net.weight.grad is None and wrapper._inner_count == 4
-    _, path = trained(1, 2, save_optimizer=False)
+    _, path = trained(1, 3, save_optimizer=False)
     assert 'accumulated' not in torch.load(path(2), weights_only=False)
 
 

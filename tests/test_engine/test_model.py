@@ -47,6 +47,7 @@ def test_class_names(root):
     saved = dict(dataset_meta=dict(classes=tuple('abcde')))
     assert class_names(shapes, saved, 5) == tuple('abcde')
     assert class_names(shapes, saved, 2) == ['class 0', 'class 1']
+    assert class_names(shapes, dict(dataset_meta=dict(classes='ab')), 2) == ['class 0', 'class 1']
 
 
 @pytest.mark.parametrize('count, has', [(0, 'has none'), (2, 'has 2 of them, counted from cuda:0')])

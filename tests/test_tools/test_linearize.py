@@ -246,6 +246,9 @@ def test_images_are_read_by_the_test_pipeline(teacher, tmp_path):
         dataset_of_test(cfg)['pipeline'][0] = load
         assert image_pipeline(cfg, None)[0] == load
         check_readable([path], '', image_pipeline(cfg, None))
+    np.save(tmp_path / 'b.npy', np.zeros((64, 32, 3), np.uint8))
+    with pytest.raises(DataError, match='which make no batch'):
+        check_readable([own, tmp_path / 'b.npy'], '', image_pipeline(cfg, None))
 
 
 def test_encoder_of_smca(smca, run, tmp_path):
