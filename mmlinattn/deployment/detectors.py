@@ -7,6 +7,7 @@ from mmdet.models.dense_heads import AnchorHead, RPNHead
 from mmdet.models.detectors import DETR, SingleStageDetector, TwoStageDetector
 from mmdet.models.roi_heads import BBoxHead, CascadeRoIHead, FCNMaskHead, StandardRoIHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from mmdet.models.task_modules.coders import BaseBBoxCoder
 from mmdet.structures import DetDataSample
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from mmengine.model import BaseModel, BaseModule
@@ -115,6 +116,7 @@ class DeployableTwoStage(DeployableDetector):
             raise NotDeployable('roi_head.shared_head has no exported form')
         for head in self.stages():
             check_prediction(head, BBoxHead)
+            check_coder(head.bbox_coder)
             if head.custom_activation:
                 raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
         masks = ['mask_roi_extractor'] if self.model.roi_head.with_mask else []
@@ -249,12 +251,19 @@ def check_anchors(head: BaseModule, name: str) -> None:
             f'{name} is {type(head).__name__}, which has no exported form: heads with anchors have'
         )
     check_prediction(head, AnchorHead, RPNHead)
+    check_coder(head.bbox_coder)
     if not hasattr(head, 'loss_cls'):
         raise NotDeployable(
             f'{type(head).__name__} has no exported form: its last map of a small image is empty'
         )
     if getattr(head.loss_cls, 'custom_cls_channels', False):
         raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')
+
+
+def check_coder(coder: BaseBBoxCoder) -> None:
+    """Raise NotDeployable if boxes are not clipped to the image."""
+    if not getattr(coder, 'clip_border', True):
+        raise NotDeployable('bbox_coder.clip_border=False has no exported form, True has')
 
 
 def check_nms(cfg: dict, name: str) -> None:

@@ -176,6 +176,15 @@ def test_settings_without_an_exported_form_are_named(make, change, message):
         deployable(case.model, case.cfg)
 
 
+def test_boxes_beyond_the_image_are_named(make):
+    case = make('ravlt-nano-mask-rcnn')
+    for head in (case.model.roi_head.bbox_head, case.model.rpn_head):
+        head.bbox_coder.clip_border = False
+        with pytest.raises(NotDeployable, match='clip_border=False has no exported form'):
+            deployable(case.model, case.cfg)
+        head.bbox_coder.clip_border = True
+
+
 @pytest.mark.parametrize(
     ('name', 'message'),
     [

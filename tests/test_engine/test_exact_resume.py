@@ -204,6 +204,9 @@ def test_what_needs_no_accumulated_gradients(trained):
     assert net.weight.grad is None and wrapper._inner_count == 4
     _, path = trained(1, 3, save_optimizer=False)
     assert 'accumulated' not in torch.load(path(2), weights_only=False)
+    wrapper, content = SimpleNamespace(), dict(optimizer={})  # of a class that accumulates none
+    hook.before_save_checkpoint(SimpleNamespace(optim_wrapper=wrapper), content)
+    assert content == dict(optimizer={})
 
 
 @pytest.mark.parametrize('optimizers', [1, 2])

@@ -9,6 +9,7 @@ import torch
 from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
@@ -66,6 +67,8 @@ class ExactResumeHook(Hook):
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         wrappers = optim_wrappers(runner.optim_wrapper)
+        # Optimizer wrappers of other classes accumulate no gradients.
+        wrappers = {name: each for name, each in wrappers.items() if isinstance(each, OptimWrapper)}
         is_closed = all(wrapper.should_update() for wrapper in wrappers.values())
         if is_closed or 'optimizer' not in checkpoint:  # of which nothing resumes exactly
             return
