@@ -1,6 +1,7 @@
 """Convert released weights to a file that MMEngine loads."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Dict, Iterable, Tuple
 
@@ -41,17 +42,18 @@ def renamed(
     args: argparse.Namespace, state_dict: Dict[str, Tensor]
 ) -> Tuple[Dict[str, Tensor], str]:
     """Return the weights by their new names, and where they come from."""
-    if args.prefix is None:
-        source = args.source or detect_source(state_dict)
-        return convert(state_dict, source, args.any_attention), f'of {source}'
+    prefix = args.prefix or ''
     tensors = {
-        name.removeprefix(args.prefix).replace(COMPILED, ''): value
+        re.sub(r'^(module\.)+', '', name.removeprefix(prefix).replace(COMPILED, '')): value
         for name, value in state_dict.items()
-        if name.startswith(args.prefix)
+        if name.startswith(prefix)
     }
     if not tensors:
-        raise CheckpointError(f'no name begins with --prefix {args.prefix!r}')
-    return tensors, f'behind {args.prefix!r}'
+        raise CheckpointError(f'no name begins with --prefix {prefix!r}')
+    if prefix and not args.source and not args.any_attention:
+        return tensors, f'behind {prefix!r}'
+    source = args.source or detect_source(tensors)
+    return convert(tensors, source, args.any_attention), f'of {source}'
 
 
 def main(args: argparse.Namespace) -> int:

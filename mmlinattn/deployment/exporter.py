@@ -32,6 +32,9 @@ class ExportSettings(NamedTuple):
     dynamic_batch: bool = False
 
 
+LARGE = 0.01  # of a difference; rounding gives 1e-6 to 1e-4
+
+
 class ExportResult(NamedTuple):
     """Written file, the seconds it took, and its largest difference from the model by size."""
 
@@ -147,7 +150,10 @@ def export(
     exported = Export(*load(cfg, checkpoint), settings, image)
     warn_of_padding(cfg, exported.metadata)
     for name, path in paths.items():
-        yield exported.write(name, path)
+        written = exported.write(name, path)
+        if any(not error < LARGE for error in written.errors.values()):
+            log_warning(f'{path} differs from the checkpoint: compare the scores of both')
+        yield written
 
 
 def warn_of_padding(cfg: Config, metadata: FileMetadata) -> None:

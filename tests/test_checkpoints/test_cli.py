@@ -144,3 +144,20 @@ def test_unknown_key_and_source(run, error_of, src, tmp_path, classifier):
     assert "invalid choice: 'rola'" in error_of(*argv, '--source', 'rola')
     torch.save(dict(model=dict(classifier, mystery=torch.zeros(1))), src)
     assert re.search('released.pth.*mystery', error_of(*argv))
+
+
+def test_a_release_behind_a_prefix(run, error_of, src, tmp_path, classifier):
+    run(src, tmp_path / 'plain.pth')
+    expected, _ = load_state_dict(tmp_path / 'plain.pth')
+    for start, cut in (('net.', ['--prefix', 'net.']), ('module._orig_mod.module.', [])):
+        moved = {f'{start}{name}': value for name, value in classifier.items()}
+        torch.save(dict(model=moved), src)
+        argv = run, src, tmp_path / 'a.pth'
+        if cut:
+            cure = r"stand behind 'net\.': convert with --prefix net\. --source rala"
+            assert re.search(cure, error_of(*argv))
+        code, out, _ = argv[0](*argv[1:], *cut, '--force')
+        assert code == 0 and f'{src}: classifier of rala' in out
+        found, _ = load_state_dict(tmp_path / 'a.pth')
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -5,6 +5,7 @@ which are not modified, and returns :data:`.key_mapping.Converted`. It raises th
 :func:`.key_mapping.rename`.
 """
 
+import os
 import re
 from functools import partial
 from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple
@@ -57,7 +58,9 @@ UNSUPPORTED = (
     (r'.*attn\.(?:q_bias|v_bias)$', 'BEiT or EVA'),
     (r'.*attn\.rel_pos', 'a ViT with relative positions (SAM, ...)'),
     (r'.*attn\.proj_l\.', 'CaiT'),
-    (r'(?:backbone\.)?fc_norm\.', 'a ViT with a norm after the mean of its patches'),
+    (r'.*attn\.[qk]_norm\.', 'a ViT with norms of queries and keys'),
+    (r'.*lambda_[12]$', 'BEiT or data2vec'),
+    (r'(?:backbone\.)?(?:fc_norm|ln2)\.', 'a ViT with a norm after the mean of its patches'),
 )
 
 # Last parts of the names of registers: of the release of DINOv3, timm and transformers.
@@ -139,7 +142,8 @@ def detect_source(state_dict: Mapping[str, Tensor]) -> str:
         'mala'
     """
     if not any('attn.qkvo.' in name for name in state_dict):
-        raise ValueError(f'say which release this is: source (--source), one of {sorted(SOURCES)}')
+        known = _sources(state_dict) or f'one of {sorted(SOURCES)}'
+        raise ValueError(f'say which release this is: source (--source), {known}')
     width = len(state_dict.get('proj.weight', ()))
     if width not in CLASSIFIERS:
         raise CheckpointError(
@@ -183,15 +187,25 @@ def _converted(state_dict: Mapping[str, Tensor]) -> Iterator[Tuple[str, Dict[str
             continue
 
 
-def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
-    """Return a message about weights that ``source`` does not convert, None if nothing is known."""
-    others = [other for other, _ in _converted(state_dict)]
+def _sources(state_dict: Mapping[str, Tensor]) -> str:
+    """Return the sources that know all names of the weights, as 'mit' or 'vit, deit or deit3'."""
+    found = [source for source, _ in _converted(state_dict)]
     # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
     if not any(name.endswith(REGISTER_NAMES) for name in state_dict):
-        others = [other for other in others if other != 'dinov3']
-    if others:
-        named = ' or '.join(filter(None, [', '.join(others[:-1]), others[-1]]))
-        return f'its names are not those of --source {source}, but of --source {named}'
+        found = [source for source in found if source != 'dinov3']
+    return ' or '.join(filter(None, [', '.join(found[:-1]), *found[-1:]]))
+
+
+def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
+    """Return a message about weights that ``source`` does not convert, None if nothing is known."""
+    known = _sources(state_dict)
+    if known:
+        return f'its names are not those of --source {source}, but of --source {known}'
+    start = os.path.commonprefix([*state_dict])  # noqa: RUF071
+    start = start[: start.rfind('.') + 1]
+    known = _sources({name.removeprefix(start): value for name, value in state_dict.items()})
+    if known:
+        return f'its names stand behind {start!r}: convert with --prefix {start} --source {known}'
     for pattern, model in UNSUPPORTED:
         name = next((name for name in state_dict if re.match(pattern, name)), None)
         if name:
