@@ -16,7 +16,7 @@ copyright = 'the authors of MMLinAttn, Apache-2.0'
 # The whole repository is the source, so that a link from page to page is one from file to file.
 root_doc = 'README'
 NAVIGATION = {
-    'Start': ['docs/quickstart', 'docs/tutorial', 'docs/installation'],
+    'Start': ['docs/tutorial', 'docs/installation'],
     'Do': [
         'docs/choose',
         'docs/own_data',

@@ -16,6 +16,16 @@ Written by `tools/misc/render_recipes.py`. `mmlinattn COMMAND --help` explains t
 Every command has `--help` and `--debug`, which shows the traceback of an error. Those that read a
 config have `--cfg-options a.b.c=value ...`; lists and dicts are written as in a config, in quotes:
 `"custom_hooks=[dict(type='EMAHook')]"`. `python -m mmlinattn` is the same as `mmlinattn`.
+
+- CONFIG is a file, or the name of a config of this package (`ravlt-t_8xb128_in1k`).
+  `custom_imports` finds modules beside the config and in the current folder.
+- CHECKPOINT is a path or an `https` address ([all kinds, what is refused](../checkpoints.md)).
+- Before any work a command checks data folders, checkpoints, files to write, option names and
+  metrics. A misspelt option is named with its place and what was meant. An error is one line and
+  exit code 2. SIGTERM ends a command with exit code 143, Ctrl-C with 130.
+- `train` and `test` print warnings, losses and scores; the log file has everything. Messages of
+  other packages that you cannot act on are [not printed](../../mmlinattn/utils/messages.py).
+- In a checkout `tools/` has OpenMMLab's usual scripts.
 """
 
 
