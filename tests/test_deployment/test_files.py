@@ -1,5 +1,6 @@
 """Files give what the model gives, at other sizes and in other numbers, on every runtime."""
 
+import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
@@ -97,7 +98,7 @@ def plain(cfg) -> None:
 @captures
 @pytest.mark.long
 @pytest.mark.parametrize('family', some(['smca-la', 'ravlt-semantic-fpn']))
-def test_a_file_of_one_size(make, export, root, monkeypatch, family):
+def test_a_file_of_one_size(make, export, root, family):
     pytest.importorskip('mmdet' if 'smca' in family else 'mmseg', reason='it is of that framework')
     case = make(family)
     model, file = export(case, STATIC)
@@ -109,7 +110,7 @@ def test_a_file_of_one_size(make, export, root, monkeypatch, family):
         file(torch.rand(1, 3, 64, 96))
     if 'fpn' in family:
         picture = np.ascontiguousarray(case.image[0, :, :47, :60].permute(1, 2, 0).byte())
-        labels = names_of_page(file.path.parent, root, monkeypatch)['segment'](picture, (47, 60))
+        labels = run_onnx(root).OnnxModel(file.path).segment(picture, (47, 60))
         expected = predict(file, case, picture).pred_sem_seg.data[0].numpy()
         assert labels.shape == (47, 60) and len(np.unique(labels)) > 1
         np.testing.assert_array_equal(labels, expected)
@@ -118,7 +119,7 @@ def test_a_file_of_one_size(make, export, root, monkeypatch, family):
 @captures
 @pytest.mark.long
 @pytest.mark.parametrize('family', some(['ravlt-nano-mask-rcnn', 'ravlt-nano-retinanet'], every=2))
-def test_anchors_and_boxes_at_any_size(make, export, root, monkeypatch, family):
+def test_anchors_and_boxes_at_any_size(make, export, root, family):
     """Asked for at a size where the coarsest maps have one cell, run where they have more."""
     pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
     case = make(family, plain)
@@ -131,17 +132,18 @@ def test_anchors_and_boxes_at_any_size(make, export, root, monkeypatch, family):
     with pytest.raises(ValueError, match='takes multiples of 32 from 64 on, got 80x64'):
         file(torch.rand(1, 3, 80, 64))
     if 'rcnn' in family:
-        check_page(file, case, root, monkeypatch)
+        check_copy(file, case, root)
 
 
-def names_of_page(folder: Path, root: Path, monkeypatch) -> dict:
-    """Functions of the page, in a folder with the file that they run."""
-    page = (root / 'docs' / 'export.md').read_text()
-    (code,) = (of for of in re.findall(r'```python\n(.*?)```', page, re.S) if 'def detect' in of)
-    monkeypatch.chdir(folder)
-    names: dict = {}
-    exec(code, names)
-    return names
+def run_onnx(root: Path):
+    """The module that users copy, which needs neither torch nor this package."""
+    path = root / 'demo' / 'run_onnx.py'
+    imports = re.findall(r'^(?:import|from) (\w+)', path.read_text(), re.M)
+    assert imports == ['json', 'cv2', 'numpy', 'onnxruntime']
+    spec = importlib.util.spec_from_file_location('run_onnx', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def predict(file: ExportedFile, case, picture: np.ndarray, *steps: dict):
@@ -158,11 +160,11 @@ def predict(file: ExportedFile, case, picture: np.ndarray, *steps: dict):
     return sample
 
 
-def check_page(file: ExportedFile, case, root: Path, monkeypatch) -> None:
-    """The code of the page resizes, runs the file and pastes masks as MMDetection does."""
-    names = names_of_page(file.path.parent, root, monkeypatch)
+def check_copy(file: ExportedFile, case, root: Path) -> None:
+    """The module resizes, runs the file and pastes masks as MMDetection does."""
+    module = run_onnx(root)
     picture = cv2.resize(np.ascontiguousarray(case.image[0].permute(1, 2, 0).byte()), (150, 101))
-    boxes, scores, classes, masks = names['detect'](picture, (90, 130))
+    boxes, scores, classes, masks = module.OnnxModel(file.path).detect(picture, (90, 130))
     resize = dict(type='Resize', scale=(130, 90), keep_ratio=True)
     sample = predict(file, case, picture, resize)
     found = sample.pred_instances.numpy()
@@ -182,7 +184,7 @@ def check_page(file: ExportedFile, case, root: Path, monkeypatch) -> None:
     )
     expected, _ = paste_mask._do_paste_mask(edges, places, 101, 150, skip_empty=False)
     for mask, box, of in zip(edges[:, 0].numpy(), places.numpy(), expected.numpy()):
-        differ = names['paste'](mask, box, 101, 150) != (of >= 0.5)
+        differ = module.paste(mask, box, 101, 150) != (of >= 0.5)
         assert differ.sum() <= 0.02 * (of >= 0.5).sum()
 
 
