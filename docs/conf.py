@@ -20,7 +20,6 @@ NAVIGATION = {
     'Do': [
         'docs/choose',
         'docs/own_data',
-        'docs/voc_yolo',
         'docs/own_backbone',
         'docs/fine_tune',
         'docs/segformer',

@@ -5,7 +5,9 @@ import importlib
 import inspect
 import json
 import re
+import runpy
 import shlex
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Dict, Set
@@ -294,32 +296,51 @@ def test_a_swin_of_mmdetection_on_the_page_of_fine_tuning(root, tmp_path):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-def test_the_scripts_from_voc_and_yolo(root, tmp_path, monkeypatch):
-    """Both formats of one box give the same COCO file."""
-    page = (root / 'docs' / 'voc_yolo.md').read_text()
+def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
+    """Both formats of one box give the same COCO file; a mistake is one line with the file."""
+    page = (root / 'docs' / 'own_data.md').read_text()
+    commands = re.findall(r'^python (tools/dataset_converters/\S+) (.*?)(?: +#.*)?$', page, re.M)
     monkeypatch.chdir(tmp_path)
-    for folder in ('annotations', 'images/train', 'labels/train'):
+    for folder in ('annotations/train', 'images/train', 'labels/train'):
         Path(folder).mkdir(parents=True)
     Image.new('RGB', (40, 20)).save('images/train/a.png')
     ends = dict(xmin=11, ymin=6, xmax=20, ymax=15)  # counted from 1: columns 10..19, rows 5..14
     box = ''.join(f'<{name}>{value}</{name}>' for name, value in ends.items())
-    Path('annotations/a.xml').write_text(
+    xml, txt = Path('annotations/train/a.xml'), Path('labels/train/a.txt')
+    xml.write_text(
         '<annotation><filename>a.png</filename><size><width>40</width><height>20</height></size>'
         f'<object><name>nut</name><bndbox>{box}</bndbox></object></annotation>'
     )
-    Path('labels/train/a.txt').write_text('1 0.375 0.5 0.25 0.5\n')
-    found = []
-    for code in re.findall(r'```python\n(.*?)```', page, re.S):
-        exec(code, {})
-        found.append(json.loads(Path('train.json').read_text()))
-        Path('train.json').unlink()
-    voc, yolo = found
+    txt.write_text('1 0.375 0.5 0.25 0.5\n')
+
+    def run(script, words):
+        monkeypatch.setattr(sys, 'argv', [script, *words.split()])
+        runpy.run_path(str(root / script), run_name='__main__')
+        assert capsys.readouterr().out.endswith('train.json: 1 images, 1 boxes\n')
+        return json.loads(Path('train.json').read_text())
+
+    voc, yolo = (run(*command) for command in commands)
     assert voc == yolo and yolo['annotations'] == [
         dict(id=1, image_id=1, bbox=[10, 5, 10, 10], area=100, iscrowd=0, category_id=2)
     ]
-    (tmp_path / 'train.json').write_text(json.dumps(voc))
     coco = COCO('train.json')
     assert [c['name'] for c in coco.loadCats(coco.getCatIds())] == ['bolt', 'nut', 'washer']
+    script, words = commands[0]
+    assert run(script, f'{words} --from-0')['annotations'][0]['bbox'] == [11, 6, 9, 9]
+    text = xml.read_text()
+    for bad, path, content, line in (
+        (0, xml, text.replace('nut', 'rivet'), "a.xml: the class 'rivet' is not in --classes bolt"),
+        (0, xml, text.replace('ymax', 'y'), 'a.xml lacks an entry of size, filename or object'),
+        (0, xml, text[:-5], 'a.xml: unclosed token'),
+        (1, txt, '3 0.4 0.5 0.2 0.5', 'a.txt: class 3, but --classes has 3'),
+        (1, txt, '1 .1 .1 .2 .1 .2 .2', "a.txt: a box has five numbers, not '1 .1"),
+        (1, txt, '', 'labels/train has no boxes of the images in images/train'),
+    ):
+        path.write_text(content)
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match='2'):
+            run(*commands[bad])
+        assert line in capsys.readouterr().err
 
 
 def test_the_commands_of_pages_have_options_that_exist(root, capsys):

@@ -1,0 +1,59 @@
+#!/usr/bin/env python
+"""Convert YOLO boxes, a text file an image, to COCO JSON.
+
+An image without a text file has no object. Outlines (lines of more than five numbers) are refused.
+"""
+
+import argparse
+from pathlib import Path
+
+from PIL import Image
+
+from mmlinattn.utils import write_json
+from mmlinattn.utils.command_line import errors_in_one_line
+
+SUFFIXES = ('.jpg', '.jpeg', '.png')
+
+
+def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
+    """Write the COCO file of a folder of images and one of text files; return what it holds."""
+    found, boxes = [], []
+    for path in sorted(p for p in images.iterdir() if p.suffix.lower() in SUFFIXES):
+        with Image.open(path) as image:
+            width, height = image.size
+        found.append(dict(id=len(found) + 1, file_name=path.name, width=width, height=height))
+        label = labels / f'{path.stem}.txt'
+        for line in label.read_text().splitlines() if label.exists() else ():
+            try:
+                number, x, y, w, h = (float(word) for word in line.split())
+            except ValueError:
+                raise ValueError(f'{label}: a box has five numbers, not {line!r}') from None
+            if number not in range(len(classes)):
+                raise ValueError(f'{label}: class {number:g}, but --classes has {len(classes)}')
+            x, y, w, h = x * width, y * height, w * width, h * height
+            box = dict(id=len(boxes) + 1, image_id=len(found), area=w * h, iscrowd=0)
+            boxes.append(dict(box, bbox=[x - w / 2, y - h / 2, w, h], category_id=int(number) + 1))
+    if not found:
+        raise FileNotFoundError(f'{images} has no images ({", ".join(SUFFIXES)})')
+    if not boxes:
+        raise FileNotFoundError(f'{labels} has no boxes of the images in {images}')
+    categories = [dict(id=i + 1, name=name) for i, name in enumerate(classes)]
+    write_json(out, dict(images=found, annotations=boxes, categories=categories), indent=None)
+    return f'{out}: {len(found)} images, {len(boxes)} boxes'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add('images', type=Path, help='folder of the images of one split')
+    add('labels', type=Path, help='folder of their text files')
+    add('out', type=Path, help='JSON file to write')
+    add('--classes', nargs='+', required=True, help='names in the order of data.yaml')
+    add('--debug', action='store_true', help='show the traceback of an error')
+    args = vars(parser.parse_args())
+    with errors_in_one_line(args.pop('debug')):
+        print(convert(**args))
+
+
+if __name__ == '__main__':
+    main()
