@@ -124,11 +124,11 @@ def check_data_of_page(cfg, head):
 
 
 def test_the_config_of_the_page_of_own_backbones(root, tmp_path):
-    """It loads by the name of its base, and the channels fit."""
+    """It loads by the name of its base with the data of own data, and the channels fit."""
     pytest.importorskip('mmdet', reason='the config is one of its own')
-    page = (root / 'docs' / 'own_backbone.md').read_text()
-    (code,) = (c for c in re.findall(r'```python\n(.*?)```', page, re.S) if "_base_ = 'mmdet" in c)
-    (tmp_path / 'page.py').write_text(code)
+    pages = ((root / 'docs' / name).read_text() for name in ('own_backbone.md', 'own_data.md'))
+    code, data = (re.findall(r'```python\n(.*?)```', page, re.S)[0] for page in pages)
+    (tmp_path / 'page.py').write_text(code + data[data.index('data_root = ') :])
     cfg = load_config(str(tmp_path / 'page.py'))
     assert 'neck' in check_channels(cfg)
     check_data_of_page(cfg, build_model(cfg).bbox_head)
