@@ -15,7 +15,7 @@ RECORD = 2 + 3 * SIDE * SIDE
 COARSE, FINE = 20, 100
 RELEASED = dict(train=50_000, test=10_000)
 NAMES = 'fine_label_names.txt'
-WHERE = 'see docs/datasets.md#cifar-100'
+WHERE = 'see configs/ripple/README.md#data'
 
 
 @DATASETS.register_module()

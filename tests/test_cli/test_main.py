@@ -232,7 +232,7 @@ def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
     import torch
 
     assert torch.__version__ in lines['torch']
-    assert 'found' in lines['data/coco'] and 'datasets.md#cityscapes' in lines['data/cityscapes']
+    assert 'found' in lines['data/coco'] and 'datasets.md#public-sets' in lines['data/cityscapes']
     assert 'kernels' in lines
 
 

@@ -43,8 +43,8 @@ def test_a_checkpoint_in_the_place_of_the_config(run, tmp_path):
     [
         (CONFIGS['seg'], 'mmlinattn shapes nowhere/shapes'),
         ('configs/ravlt/semantic-fpn_ravlt-nano_camvid.py', 'docs/datasets.md#camvid'),
-        ('configs/ravlt/mask-rcnn_ravlt-t_fpn_1x_coco.py', 'docs/datasets.md#coco'),
-        ('configs/ripple/deit-t_8xb64_cifar100.py', 'docs/datasets.md#cifar-100'),
+        ('configs/ravlt/mask-rcnn_ravlt-t_fpn_1x_coco.py', 'docs/datasets.md#public-sets'),
+        ('configs/ripple/deit-t_8xb64_cifar100.py', 'configs/ripple/README.md#data'),
     ],
 )
 def test_missing_data_names_the_path_and_the_way_to_get_it(root, run, tmp_path, config, hint):

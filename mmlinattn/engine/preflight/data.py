@@ -24,19 +24,19 @@ from ...utils.suggest import shorten
 DATA_HINTS = {
     'data/shapes': 'make it with: mmlinattn shapes {root}',
     'data/moving_shapes': 'make it with: python tools/dataset_converters/moving_shapes.py {root}',
-    'data/kinetics400': 'see docs/datasets.md#kinetics-400-and-something-something-v2',
-    'data/sthv2': 'see docs/datasets.md#kinetics-400-and-something-something-v2',
-    'data/celebahq': 'see docs/datasets.md#celeba-hq',
+    'data/kinetics400': 'see configs/timesformer/README.md#videos-and-lists',
+    'data/sthv2': 'see configs/timesformer/README.md#videos-and-lists',
+    'data/celebahq': 'see configs/vqgan/README.md#data',
     'data/camvid': 'see docs/datasets.md#camvid for the download and the expected folders',
     'data/bccd': 'see docs/datasets.md#bccd for the download and the expected folders',
     'data/bccd_cells': 'cut it out of BCCD, see docs/datasets.md#bccd',
     'data/nuclei': 'see configs/nuclei/README.md#the-whole-set',
-    'data/coco': 'see docs/datasets.md#coco',
-    'data/cityscapes': 'see docs/datasets.md#cityscapes',
-    'data/ade/ADEChallengeData2016': 'see docs/datasets.md#ade20k',
-    'data/imagenet': 'see docs/datasets.md#imagenet',
+    'data/coco': 'see docs/datasets.md#public-sets',
+    'data/cityscapes': 'see docs/datasets.md#public-sets',
+    'data/ade/ADEChallengeData2016': 'see docs/datasets.md#public-sets',
+    'data/imagenet': 'see docs/datasets.md#public-sets',
     'data/imagenet-v2': 'see docs/datasets.md#imagenet-v2',
-    'data/cifar-100-binary': 'see docs/datasets.md#cifar-100',
+    'data/cifar-100-binary': 'see configs/ripple/README.md#data',
 }
 
 
