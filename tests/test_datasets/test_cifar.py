@@ -43,7 +43,7 @@ def test_own_names_of_classes(small):
 @pytest.mark.parametrize(
     ('file', 'change', 'error', 'message'),
     [
-        ('train.bin', None, FileNotFoundError, r'train\.bin does not exist; .*ripple.README.md#data'),
+        ('train.bin', None, FileNotFoundError, r'train\.bin does not exist; .*ripple.*#data'),
         ('train.bin', lambda data: data[:-1], ValueError, r'train\.bin has 24591 bytes.* of 3074'),
         ('train.bin', lambda data: b'', ValueError, r'train\.bin has 0 bytes'),
         ('train.bin', lambda data: data[:1] + b'\x64' + data[2:], ValueError, 'the fine label 100'),
