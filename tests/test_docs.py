@@ -323,6 +323,10 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
     assert voc == yolo and yolo['annotations'] == [
         dict(id=1, image_id=1, bbox=[10, 5, 10, 10], area=100, iscrowd=0, category_id=2)
     ]
+    lying = Image.Exif()
+    lying[0x0112] = 6  # readers turn it by 90 degrees
+    Image.new('RGB', (20, 40)).save('images/train/a.png', exif=lying)
+    assert run(*commands[1]) == yolo
     coco = COCO('train.json')
     assert [c['name'] for c in coco.loadCats(coco.getCatIds())] == ['bolt', 'nut', 'washer']
     script, words = commands[0]

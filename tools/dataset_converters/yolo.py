@@ -9,18 +9,21 @@ from pathlib import Path
 
 from PIL import Image
 
+from mmlinattn.datasets.audit.images import IMAGES
 from mmlinattn.utils import write_json
 from mmlinattn.utils.command_line import errors_in_one_line
 
-SUFFIXES = ('.jpg', '.jpeg', '.png')
+ORIENTATION = 0x0112  # tag of EXIF
 
 
 def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
     """Write the COCO file of a folder of images and one of text files; return what it holds."""
     found, boxes = [], []
-    for path in sorted(p for p in images.iterdir() if p.suffix.lower() in SUFFIXES):
+    for path in sorted(p for p in images.iterdir() if p.suffix.lower() in IMAGES):
         with Image.open(path) as image:
             width, height = image.size
+            if image.getexif().get(ORIENTATION, 1) > 4:  # it lies on its side; readers turn it
+                width, height = height, width
         found.append(dict(id=len(found) + 1, file_name=path.name, width=width, height=height))
         label = labels / f'{path.stem}.txt'
         for line in label.read_text().splitlines() if label.exists() else ():
@@ -34,7 +37,7 @@ def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
             box = dict(id=len(boxes) + 1, image_id=len(found), area=w * h, iscrowd=0)
             boxes.append(dict(box, bbox=[x - w / 2, y - h / 2, w, h], category_id=int(number) + 1))
     if not found:
-        raise FileNotFoundError(f'{images} has no images ({", ".join(SUFFIXES)})')
+        raise FileNotFoundError(f'{images} has no images ({", ".join(IMAGES)})')
     if not boxes:
         raise FileNotFoundError(f'{labels} has no boxes of the images in {images}')
     categories = [dict(id=i + 1, name=name) for i, name in enumerate(classes)]
