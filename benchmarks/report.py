@@ -99,7 +99,7 @@ def shown(name: str, record: dict) -> List[str]:
         lines += ['', *number_table(**single)]
     for heading, part in several.items():
         lines += ['', f'{heading}:', '', *number_table(**part)]
-    for heading, part in _parts(results).items():
+    for heading, part in _parts(results, context.pop('joined', False)).items():
         lines += ['', f'{heading}:', '', *table(part)]
         for group in _plotted(part, context):
             picture = f'../images/{name}_{_slug(group)}.png'
@@ -162,12 +162,13 @@ def _slug(group: Sequence[Result]) -> str:
     return re.sub(r'\W+', '-', '-'.join(map(str, _group(group[0]))))
 
 
-def _parts(results: Sequence[Result]) -> Dict[str, List[Result]]:
-    """Return the results of each table, all cases of a kind in one mode with one batch."""
+def _parts(results: Sequence[Result], joined: bool) -> Dict[str, List[Result]]:
+    """Return the results of each table, of a kind with one batch, in one mode or in all."""
     several = len({result.kind for result in results}) > 1
     found: Dict[str, List[Result]] = {}
     for result in results:
-        heading = f'{result.mode.capitalize()}, batch {result.batch}, {result.dtype}'
+        modes = '' if joined else f'{result.mode}, '
+        heading = f'{modes}batch {result.batch}, {result.dtype}'.capitalize()
         found.setdefault(f'{heading}, {result.kind}s' if several else heading, []).append(result)
     return found
 
@@ -179,7 +180,7 @@ def _title(group: Sequence[Result]) -> str:
 
 def _facts(context: dict) -> str:
     """Return machine, versions and other facts of a record in one line."""
-    hidden = ('plots', 'before')  # figures, and those of an older commit
+    hidden = ('plots', 'joined', 'before')  # figures, and those of an older commit
     found = [f'{name}: {value}' for name, value in context.items() if name not in hidden]
     return ' '.join(f'{fact[0].upper()}{fact[1:]}.' for fact in found)
 
@@ -188,14 +189,28 @@ def table(part: Sequence[Result]) -> List[str]:
     """Return Markdown with one row per case and baseline, one column per size, and the slopes.
 
     Args:
-        part: results of one kind, mode and batch.
+        part: results of one kind and batch; the columns of several modes are side by side.
     """
+    modes = dict.fromkeys(result.mode for result in part)
+    found = {mode: _of_mode([of for of in part if of.mode == mode]) for mode in modes}
+    columns = ['']
+    for mode, (headings, _) in found.items():
+        columns += [f'{mode}: {heading}' if len(modes) > 1 else heading for heading in headings]
+    lines = []
+    for name in dict.fromkeys(name for _, rows in found.values() for name in rows):
+        cells = [rows.get(name, [''] * len(headings)) for headings, rows in found.values()]
+        lines.append([name, *(cell for of_mode in cells for cell in of_mode)])
+    return tables.markdown(columns, lines)
+
+
+def _of_mode(part: Sequence[Result]) -> Tuple[List[str], Dict[str, List[str]]]:
+    """Return the columns of results of one mode, and their cells by the name of the row."""
     # The tokens of an image depend on the model.
     sizes: Dict[str, Set[int]] = {}
     for result in sorted(part, key=lambda result: result.tokens):
         sizes.setdefault(result.size, set()).add(result.tokens)
     cases = dict.fromkeys(result.case for result in part)
-    lines, exponents = [], []
+    lines, exponents = {}, []
     for case in cases:
         group = [result for result in part if result.case == case]
         fitted = slopes(group)
@@ -204,8 +219,8 @@ def table(part: Sequence[Result]) -> List[str]:
         for name in dict.fromkeys(result.baseline for result in group):
             # A case may leave out a baseline at some sizes.
             row = [(found.get((name, size)), found.get((first, size))) for size in sizes]
-            cells = [cell(result, base) if result else '' for result, base in row]
-            lines.append([f'{case}: {name}' if len(cases) > 1 else name, *cells])
+            title = f'{case}: {name}' if len(cases) > 1 else name
+            lines[title] = [cell(result, base) if result else '' for result, base in row]
             exponents.append(fitted.get(name, (None, None)))
     columns = [
         f'{size}, {min(tokens):,} tokens' if len(tokens) == 1 else size
@@ -214,9 +229,9 @@ def table(part: Sequence[Result]) -> List[str]:
     for heading, values in zip(('slope of time', 'slope of memory'), zip(*exponents)):
         if any(value is not None for value in values):
             columns.append(heading)
-            for line, value in zip(lines, values):
+            for line, value in zip(lines.values(), values):
                 line.append('' if value is None else f'{value:.2f}')
-    return tables.markdown(['', *columns], lines)
+    return columns, lines
 
 
 def cell(result: Result, first: Optional[Result]) -> str:

@@ -60,6 +60,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     add('--processor-time', action='store_true',
         help='on the CPU, of all threads, if other programs run; use with --threads 1')  # fmt: skip
     add('--no-plots', action='store_true', help='tables alone, for --docs')
+    add('--join-modes', action='store_true', help='one table, the modes side by side')
     add('--out', type=Path, default=Path('work_dirs/benchmarks'), metavar='DIR')
     add('--docs', metavar='NAME', help='show the results in docs/benchmarks/NAME.md, too')
     add('--redraw', metavar='NAME',
@@ -119,6 +120,8 @@ def context(args: argparse.Namespace, argv: List[str]) -> Dict[str, object]:
     found['settings'] = settings
     if args.no_plots:
         found['plots'] = False
+    if args.join_modes:
+        found['joined'] = True
     return found
 
 

@@ -251,6 +251,15 @@ def test_a_baseline_may_be_left_out_at_some_sizes():
     ]  # fmt: skip
 
 
+def test_modes_side_by_side():
+    """A row that a mode lacks has empty cells there."""
+    first = Result('c', 'layer', 'a', 'forward', 'float32', 1, '8x8', 64, [1.0])
+    part = [first, replace(first, baseline='b'), replace(first, mode='forward+backward')]
+    columns, _, a, b = table(part)
+    assert columns == '|  | forward: 8x8, 64 tokens | forward+backward: 8x8, 64 tokens |'
+    assert a == '| a | 1.00 s | 1.00 s |' and b == '| b | 1.00 s (1.00x) |  |'
+
+
 def test_pages_show_what_the_committed_results_give(root: Path, tmp_path: Path):
     """Tables and pictures of docs/benchmarks are drawn from the JSON file beside them."""
     records = sorted((root / 'docs/benchmarks').glob('*.json'))
