@@ -61,7 +61,7 @@ NAVIGATION = {
         'Videos: TimeSformer <configs/timesformer/README>',
         'All attentions <docs/attentions>',
     ],
-    'Extend': ['docs/own_attention', 'docs/design', 'CONTRIBUTING'],
+    'Extend': ['docs/own_attention', 'docs/design', 'CONTRIBUTING', 'benchmarks/README'],
     'Evidence': [
         'docs/reproduce',
         'docs/studies',
@@ -104,6 +104,7 @@ include_patterns = [
     'docs/reference/*.rst',
     'configs/[!_]*/README.md',
     'demo/nuclei/README.md',
+    'benchmarks/README.md',
     'mmlinattn/projects/*/README.md',
 ]
 exclude_patterns = ['.*', 'build', 'checkpoints', 'data', 'dist', 'tests', 'work_dirs']
