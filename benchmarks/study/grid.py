@@ -27,7 +27,7 @@ NAME = re.compile(r'[\w.+-]+')  # of a point: the name of a file
 CHOOSING = 'val'  # split whose score chooses the learning rate
 # What a name on an axis may have, and what a page.
 ENTRY = {'title', 'config', 'options', 'search_options', 'linearize'}
-PAGE = {'rows', 'columns', 'tables', 'quantities', 'charts', 'named'}
+PAGE = {'rows', 'columns', 'groups', 'quantities', 'charts', 'named'}
 
 
 class GridError(ValueError):
@@ -129,8 +129,8 @@ class Grid:
             ``search_options`` or ``linearize``.
         metrics: arguments of :class:`Metric` by heading; the first decides the search for a
             learning rate.
-        page: axes of ``rows``, ``columns`` and ``tables``; ``quantities``, ``charts``, and the
-            rows that are ``named`` in the chart ``latency`` (all).
+        page: axes of ``rows``, ``columns`` and ``groups`` of columns; ``quantities``, ``charts``,
+            and the rows that are ``named`` in the chart ``latency`` (all).
         seeds: number of seeds.
         more_seeds: number of seeds of some names of an axis, by axis and name.
         learning_rates: rates of the search, empty for those of the configs.
@@ -176,7 +176,7 @@ class Grid:
             unknown = {*entry} - (PAGE if place == 'page' else ENTRY)
             if unknown:
                 raise GridError(f'{place}: unknown {", ".join(sorted(unknown))}')
-        for key in ('rows', 'columns', 'tables'):
+        for key in ('rows', 'columns', 'groups'):
             if key in self.page and self.page[key] not in self.axes:
                 raise GridError(f'page.{key}: no axis {self.page[key]!r}')
         for run in map(self.run, self.points()):

@@ -101,13 +101,7 @@ def page(results: Results, images: Path) -> str:
 
 def table(results: Results) -> List[str]:
     """Return the results in Markdown: tables, gaps with their reasons, rates and facts."""
-    grid, lines = results.grid, []
-    axis = grid.page.get('tables')
-    for name in grid.axes[axis] if axis else ['']:
-        if axis and len(grid.axes[axis]) > 1:
-            lines += [f'## {title(grid, axis, name)}', '']
-        for part in _tables(results, {axis: name} if axis else {}):
-            lines += [*part, '']
+    lines = [line for part in _tables(results) for line in (*part, '')]
     gaps = _gaps(results)
     return [*lines, *_rates(results), *gaps, *[''] * bool(gaps), *_made_with(results)]
 
@@ -117,20 +111,36 @@ def title(grid: Grid, axis: str, name: str) -> str:
     return grid.axes[axis][name].get('title', name)
 
 
-def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
+def _tables(results: Results) -> List[List[str]]:
     """Return a table of all quantities, or with an axis of columns one for each quantity."""
-    grid, rows, columns = results.grid, results.grid.page['rows'], results.grid.page.get('columns')
+    grid, rows = results.grid, results.grid.page['rows']
+    columns, groups = map(grid.page.get, ('columns', 'groups'))
     costs = COSTS if results.costs else ()
     known: Dict[str, Quantity] = {of.name: of for of in (*grid.numbers, *costs)}
     shown = [known[name] for name in grid.page.get('quantities', known) if name in known]
     # Heading, quantity and name on the axis of columns of each column of each table.
     parts = [[(of.name, of, {}) for of in shown]]
     if columns:
-        more = [(of.name, of, {}) for of in costs] if len(shown) == 1 else []
+        metrics = [of for of in shown if isinstance(of, Metric)]
+        more = [part for part in parts[0] if part[1] not in metrics] or [
+            (of.name, of, {}) for of in costs
+        ]
         names = {name: title(grid, columns, name) for name in grid.axes[columns]}
         parts = [
-            [*((f'{head}, {of.name}', of, {columns: name}) for name, head in names.items()), *more]
-            for of in shown
+            [
+                *((f'{head}, {of.name}', of, {columns: name}) for name, head in names.items()),
+                *(more if len(metrics) == 1 else []),
+            ]
+            for of in metrics
+        ]
+    if groups:
+        parts = [
+            [
+                (f'{title(grid, groups, name)}: {heading}', of, {groups: name, **at})
+                for name in grid.axes[groups]
+                for heading, of, at in part
+            ]
+            for part in parts
         ]
     return [
         tables.markdown(
@@ -138,7 +148,7 @@ def _tables(results: Results, fixed: Dict[str, str]) -> List[List[str]]:
             [
                 [
                     title(grid, rows, name),
-                    *(results.cell(of, **fixed, **{rows: name}, **at) for _, of, at in part),
+                    *(results.cell(of, **{rows: name}, **at) for _, of, at in part),
                 ]
                 for name in grid.axes[rows]
             ],
