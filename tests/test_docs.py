@@ -227,7 +227,7 @@ def test_the_options_of_the_page_of_attentions(root):
     """They are those of the constructors, and every attention builds with all of its own."""
     page = (root / 'docs' / 'reference' / 'attentions.md').read_text()
     table = page.split('<!-- options -->')[1].split('<!-- end of table -->')[0]
-    rows = re.findall(r'^\| (.*`\w+`) \| (`\w+=[^|]+`|) \| ([^|]*) \|$', table, re.M)
+    rows = re.findall(r'^\| (.*?`\w+`) \| .* \| (`\w+=[^|]+`|) \| ([^|]*) \|$', table, re.M)
     listed = {name.strip('`'): eval(f'dict({text.replace("`", "")})') for name, text, _ in rows}
     refused = {name.strip('`'): tuple(re.findall(r'`(\w+)`', text)) for name, _, text in rows}
     common = listed.pop('all but `NonLocalBlock')
