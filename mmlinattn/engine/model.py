@@ -5,7 +5,7 @@ import logging
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
@@ -145,6 +145,11 @@ def unwrapped(model: nn.Module) -> Any:
 def optim_wrappers(wrapper: OptimWrapper) -> Dict[str, OptimWrapper]:
     """Return the optimizers of a training by name; a single one has the name ``''``."""
     return getattr(wrapper, 'optim_wrappers', {'': wrapper})
+
+
+def length_before(info: Mapping) -> int:
+    """Return the iterations of an epoch in the message hub of a checkpoint, 0 if it has none."""
+    return info.get('max_iters', 0) // (info.get('max_epochs') or 1)
 
 
 def _with_preprocessor(cfg: Config) -> dict:

@@ -169,6 +169,8 @@ class Linearizer:
                 f'--out {self.out} is of a run with another model or checkpoint: name those, or '
                 'another folder'
             )
+        for temporary in self.out.glob('.*.tmp'):  # of a killed run
+            temporary.unlink()
         return dict(scores=before['scores'], errors=before['errors'])
 
     def _has(self, stage: str) -> bool:

@@ -74,12 +74,14 @@ def test_other_optimizer_options_hold(tmp_path, warnings):
     assert 'optimizer.dampening is 0.5, was 0; optimizer.momentum is 0.5, was 0.' in warnings[0]
 
 
-def test_epochs_of_another_length(tmp_path, warnings):
+@pytest.mark.parametrize('epoch', [1, 2])
+def test_epochs_of_another_length(tmp_path, warnings, epoch):
     by_epoch = poly(4, by_epoch=True, convert_to_iter_based=True)
-    first = sum(poly_rates(8)[:4])
+    first = sum(poly_rates(8)[: 2 * epoch])
     lowered(runner(tmp_path, by_epoch, 4, by_epoch=True))
-    resumed = runner(tmp_path, by_epoch, 4, by_epoch=True, batch_size=2, resume='epoch_2.pth')
-    assert lowered(resumed) == pytest.approx(first + sum(poly_rates(4)[2:]))
+    last = f'epoch_{epoch}.pth'
+    resumed = runner(tmp_path, by_epoch, 4, by_epoch=True, batch_size=2, resume=last)
+    assert lowered(resumed) == pytest.approx(first + sum(poly_rates(4)[epoch:]))
     assert resumed.iter == 4 and 'PolyLR.total_iters is 3, was 7' in warnings[0]
 
 

@@ -201,6 +201,10 @@ def test_moved_and_copied_work_directories(trained, tmp_path):
     shutil.copy(moved / 'iter_2.pth', moved / 'iter_3.pth')
     (moved / 'last_checkpoint').write_text(str(moved / 'iter_3.pth'))
     assert newest_checkpoint(copied) == str(copied / 'iter_2.pth')
+    # A copy whose newest was removed, to go on from an earlier one.
+    (copied / 'last_checkpoint').write_text(str(moved / 'iter_3.pth'))
+    (copied / 'iter_2.pth').unlink()
+    assert newest_checkpoint(copied) == str(copied / 'iter_1.pth')
 
 
 def test_none_that_is_whole(trained, tmp_path):

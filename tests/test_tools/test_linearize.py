@@ -176,7 +176,9 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     moved = out.rename(out.with_name('moved'))
     assert Config.fromfile(moved / 'config.py').load_from == str(moved / 'model.pth')
     (moved / 'b.pth').unlink()  # a kill came before it
+    (moved / '.1-a.tmp').touch()  # of a killed run
     run('linearize', *options(teacher, moved, 2, 2, *more), '--resume')
+    assert not [*moved.glob('.*')]
     again = weights(moved / 'b.pth')
     assert all(torch.equal(again[name], b[name]) for name in b)
     moved.rename(out)

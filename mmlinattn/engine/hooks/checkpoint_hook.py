@@ -95,7 +95,7 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
     """Return the newest intact checkpoint of a training, or None if there is no checkpoint.
 
     The first choice is the one that ``last_checkpoint`` names, or a file of its name in
-    ``work_dir``, which may be a copy of another folder. Others follow by their age.
+    ``work_dir``, which may be a copy of another folder, whose own come last. Others follow by age.
 
     Args:
         work_dir: work directory of the training.
@@ -108,7 +108,9 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     if last.is_file() and (name := last.read_text().strip()):
         own = last.with_name(Path(name).name)
-        paths.insert(0, own if own.is_file() else Path(name))
+        named = own if own.is_file() else Path(name)
+        is_copy = named != own and named.with_name(LAST).is_file()
+        paths.insert(len(paths) if is_copy else 0, named)
     for path in paths:
         try:
             content = read_checkpoint(path)

@@ -14,11 +14,10 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from ...utils.errors import InputError
-from ..model import optim_wrappers, unwrapped
+from ..model import length_before, optim_wrappers, unwrapped
 
 _MODEL, _DATA = 0, 1
 # Key of the number of batches per epoch in the message hub, which every checkpoint contains.
-BATCHES = 'batches_an_epoch'
 ACCUMULATED = 'accumulated'  # key of the gradients between two steps in a checkpoint
 Key = Tuple[int, ...]  # of the random numbers of a sample
 
@@ -63,7 +62,8 @@ class ExactResumeHook(Hook):
 
     priority = 'VERY_HIGH'
 
-    accumulated: dict = {}  # of the checkpoint
+    accumulated: dict = {}  # of the checkpoint, as is the information of its message hub
+    info: dict = {}
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         wrappers = optim_wrappers(runner.optim_wrapper)
@@ -85,6 +85,7 @@ class ExactResumeHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.accumulated = checkpoint.get(ACCUMULATED, {})
+        self.info = checkpoint.get('message_hub', {}).get('runtime_info', {})
 
     def before_train(self, runner: Runner) -> None:
         self._restore_gradients(runner)
@@ -97,7 +98,8 @@ class ExactResumeHook(Hook):
         # DataLoader forbids the plain assignment.
         object.__setattr__(loader, 'batch_sampler', batches)
         if isinstance(loop, EpochBasedTrainLoop):
-            batches.start = _batches_done(runner, len(loader))
+            before = length_before(self.info) if runner._resume else 0
+            batches.start = _batches_done(runner, len(loader), before)
             return
         if isinstance(sampler, InfiniteSampler):
             # MMEngine has read from the endless stream; newer versions call ``sampler.skip``.
@@ -122,18 +124,15 @@ class ExactResumeHook(Hook):
         seed_everything(runner.seed, _MODEL, get_rank(), runner.iter)
 
 
-def _batches_done(runner: Runner, batches: int) -> int:
-    """Return how many batches of its current epoch a training has done."""
-    hub = runner.message_hub
-    before = hub.runtime_info.get(BATCHES, batches)
+def _batches_done(runner: Runner, batches: int, before: int) -> int:
+    """Return how many batches of its epoch a training has done; ``before``: in the checkpoint."""
     done = runner.iter - runner.epoch * batches
-    if before != batches or not 0 <= done <= batches:
+    if before not in (0, batches) or not 0 <= done <= batches:
         raise InputError(
             f'an epoch has {batches} batches, and {before} in the checkpoint of iteration '
             f'{runner.iter} of epoch {runner.epoch + 1}: resume with its batch size, number of '
             'processes and data, or start from its weights with load_from'
         )
-    hub.update_info(BATCHES, batches)
     if done:
         runner.logger.info(f'Resumed after batch {done} of {batches} of epoch {runner.epoch + 1}.')
     return done

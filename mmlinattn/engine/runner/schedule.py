@@ -10,7 +10,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from ...utils.command_line import error_text
 from ...utils.messages import log_warning
-from ..model import optim_wrappers, quiet
+from ..model import length_before, optim_wrappers, quiet
 from ..preflight.evaluators import check_monitor
 
 # Attributes of schedulers that are no options: their steps change them, or their optimizer.
@@ -94,8 +94,8 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     groups = [{**group} for wrapper in wrappers for group in wrapper.param_groups]
     yield
     loop, length = runner.train_loop, _epoch_length(runner.train_loop)
-    if length and not 0 <= loop.iter - loop.epoch * length <= length:
-        loop._iter = loop.epoch * length  # the epochs of the checkpoint had another length
+    if length and length != length_before(runner.message_hub.runtime_info):
+        loop._iter = loop.epoch * length
     if loop.epoch >= loop.max_epochs if length else loop.iter >= loop.max_iters:
         limit = f'max_epochs={loop.max_epochs}' if length else f'max_iters={loop.max_iters}'
         log_warning(f'Nothing is left to train: the checkpoint has reached train_cfg.{limit}.')
