@@ -289,7 +289,7 @@ def _resume_errors(runner: Runner) -> Iterator[None]:
             raise
         raise CheckpointError(
             f'{runner._load_from} cannot be resumed from ({type(error).__name__}: {error}). Its '
-            'training had another model, optimizer or schedule, or another version of this package; '
+            'training had another model, optimizer, schedule, or version of this package; '
             'load_from takes its weights alone'
         ) from error
 
