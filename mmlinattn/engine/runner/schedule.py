@@ -94,7 +94,8 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     groups = [{**group} for wrapper in wrappers for group in wrapper.param_groups]
     yield
     loop, length = runner.train_loop, _epoch_length(runner.train_loop)
-    if length and length != length_before(runner.message_hub.runtime_info):
+    before, done = length_before(runner.message_hub.runtime_info), loop.iter - loop.epoch * length
+    if length and (before not in (0, length) or not 0 <= done <= length):
         loop._iter = loop.epoch * length
     if loop.epoch >= loop.max_epochs if length else loop.iter >= loop.max_iters:
         limit = f'max_epochs={loop.max_epochs}' if length else f'max_iters={loop.max_iters}'
