@@ -301,7 +301,7 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
     page = (root / 'docs' / 'own_data.md').read_text()
     commands = re.findall(r'^python (tools/dataset_converters/\S+) (.*?)(?: +#.*)?$', page, re.M)
     monkeypatch.chdir(tmp_path)
-    for folder in ('annotations/train', 'images/train', 'labels/train'):
+    for folder in ('annotations/train', 'images/train', 'labels/train', 'data/parts'):
         Path(folder).mkdir(parents=True)
     Image.new('RGB', (40, 20)).save('images/train/a.png')
     ends = dict(xmin=11, ymin=6, xmax=20, ymax=15)  # counted from 1: columns 10..19, rows 5..14
@@ -311,13 +311,13 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
         '<annotation><filename>a.png</filename><size><width>40</width><height>20</height></size>'
         f'<object><name>nut</name><bndbox>{box}</bndbox></object></annotation>'
     )
-    txt.write_text('1 0.375 0.5 0.25 0.5\n')
+    txt.write_text('1 0.375 0.5 0.25 0.5\n\n')
 
     def run(script, words):
         monkeypatch.setattr(sys, 'argv', [script, *words.split()])
         runpy.run_path(str(root / script), run_name='__main__')
-        assert capsys.readouterr().out.endswith('train.json: 1 images, 1 boxes\n')
-        return json.loads(Path('train.json').read_text())
+        assert 'train.json: 1 images, 1 boxes' in capsys.readouterr().out
+        return json.loads(Path('data/parts/train.json').read_text())
 
     voc, yolo = (run(*command) for command in commands)
     assert voc == yolo and yolo['annotations'] == [
@@ -327,18 +327,24 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
     lying[0x0112] = 6  # readers turn it by 90 degrees
     Image.new('RGB', (20, 40)).save('images/train/a.png', exif=lying)
     assert run(*commands[1]) == yolo
-    coco = COCO('train.json')
+    coco = COCO('data/parts/train.json')
     assert [c['name'] for c in coco.loadCats(coco.getCatIds())] == ['bolt', 'nut', 'washer']
     script, words = commands[0]
     assert run(script, f'{words} --from-0')['annotations'][0]['bbox'] == [11, 6, 9, 9]
     text = xml.read_text()
     for bad, path, content, line in (
         (0, xml, text.replace('nut', 'rivet'), "a.xml: the class 'rivet' is not in --classes bolt"),
-        (0, xml, text.replace('ymax', 'y'), 'a.xml lacks an entry of size, filename or object'),
+        (0, xml, text.replace('ymax', 'y'), 'a.xml: <object> has no bndbox/ymax'),
+        (0, xml, text.replace('>11<', '><'), 'a.xml: <object> has no bndbox/xmin'),
+        (0, xml, text.replace('a.png', ' '), 'a.xml: <annotation> has no filename'),
+        (0, xml, text.replace('>11<', '>21<'), "a.xml: the box 21 6 20 15 of 'nut' is empty"),
         (0, xml, text[:-5], 'a.xml: unclosed token'),
         (1, txt, '3 0.4 0.5 0.2 0.5', 'a.txt: class 3, but --classes has 3'),
         (1, txt, '1 .1 .1 .2 .1 .2 .2', "a.txt: a box has five numbers, not '1 .1"),
+        (1, txt, '1 15 10 10 10', "a.txt: a box is in fractions of the image, not '1 15"),
+        (1, txt, '1 nan .5 .2 .5', "a.txt: a box is in fractions of the image, not '1 nan"),
         (1, txt, '', 'labels/train has no boxes of the images in images/train'),
+        (1, Path('images/train/c.jpg'), 'text', 'images/train/c.jpg cannot be read'),
     ):
         path.write_text(content)
         capsys.readouterr()

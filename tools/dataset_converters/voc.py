@@ -19,21 +19,21 @@ def convert(folder: Path, out: Path, classes: list, first: int = 1) -> str:
     for path in sorted(folder.glob('*.xml')):
         try:
             root = ElementTree.parse(path).getroot()
-            size = {side: int(root.find(f'size/{side}').text) for side in ('width', 'height')}
-            images.append(dict(id=len(images) + 1, file_name=root.find('filename').text, **size))
+            size = {side: int(entry(root, f'size/{side}')) for side in ('width', 'height')}
+            images.append(dict(id=len(images) + 1, file_name=entry(root, 'filename'), **size))
             for item in root.iter('object'):
-                ends = [
-                    float(item.find(f'bndbox/{n}').text) for n in ('xmin', 'ymin', 'xmax', 'ymax')
-                ]
-                x, y = ends[0] - first, ends[1] - first
-                w, h = ends[2] - ends[0] + first, ends[3] - ends[1] + first
-                name = item.find('name').text
+                name = entry(item, 'name')
                 if name not in classes:
                     raise ValueError(f'the class {name!r} is not in --classes {" ".join(classes)}')
+                left, top, right, bottom = (
+                    float(entry(item, f'bndbox/{end}')) for end in ('xmin', 'ymin', 'xmax', 'ymax')
+                )
+                x, y, w, h = left - first, top - first, right - left + first, bottom - top + first
+                if not (w > 0 and h > 0):  # NaN is neither
+                    ends = f'{left:g} {top:g} {right:g} {bottom:g}'
+                    raise ValueError(f'the box {ends} of {name!r} is empty: correct or remove it')
                 box = dict(id=len(boxes) + 1, image_id=len(images), area=w * h, iscrowd=0)
                 boxes.append(dict(box, bbox=[x, y, w, h], category_id=classes.index(name) + 1))
-        except AttributeError:
-            raise ValueError(f'{path} lacks an entry of size, filename or object') from None
         except (ElementTree.ParseError, ValueError) as error:
             raise ValueError(f'{path}: {error}') from error
     if not images:
@@ -43,13 +43,24 @@ def convert(folder: Path, out: Path, classes: list, first: int = 1) -> str:
     return f'{out}: {len(images)} images, {len(boxes)} boxes'
 
 
+def entry(parent: ElementTree.Element, name: str) -> str:
+    """Return the text of an entry, such as size/width."""
+    text = parent.findtext(name, '').strip()
+    if not text:
+        raise ValueError(f'<{parent.tag}> has no {name}')
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add('folder', type=Path, help='folder of the XML files of one split')
     add('out', type=Path, help='JSON file to write')
     add('--classes', nargs='+', required=True, help='names in the order of metainfo.classes')
-    add('--from-0', dest='first', action='store_const', const=0, default=1)
+    add(
+        '--from-0', dest='first', action='store_const', const=0, default=1,
+        help='pixels count from 0, and the last corner does not belong to the box',
+    )  # fmt: skip
     add('--debug', action='store_true', help='show the traceback of an error')
     args = vars(parser.parse_args())
     with errors_in_one_line(args.pop('debug')):

@@ -18,21 +18,28 @@ ORIENTATION = 0x0112  # tag of EXIF
 
 def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
     """Write the COCO file of a folder of images and one of text files; return what it holds."""
-    found, boxes = [], []
+    found, boxes, names = [], [], {path.stem for path in labels.glob('*.txt')} - {'classes'}
     for path in sorted(p for p in images.iterdir() if p.suffix.lower() in IMAGES):
-        with Image.open(path) as image:
-            width, height = image.size
-            if image.getexif().get(ORIENTATION, 1) > 4:  # it lies on its side; readers turn it
-                width, height = height, width
+        try:
+            with Image.open(path) as image:
+                width, height = image.size
+                if image.getexif().get(ORIENTATION, 1) > 4:  # it lies on its side; readers turn it
+                    width, height = height, width
+        except Exception as error:
+            raise ValueError(f'{path} cannot be read: {error}') from error
         found.append(dict(id=len(found) + 1, file_name=path.name, width=width, height=height))
         label = labels / f'{path.stem}.txt'
         for line in label.read_text().splitlines() if label.exists() else ():
+            if not line.strip():
+                continue
             try:
                 number, x, y, w, h = (float(word) for word in line.split())
             except ValueError:
                 raise ValueError(f'{label}: a box has five numbers, not {line!r}') from None
             if number not in range(len(classes)):
                 raise ValueError(f'{label}: class {number:g}, but --classes has {len(classes)}')
+            if not all(0 <= value <= 1.01 for value in (x, y, w, h)):  # NaN is not
+                raise ValueError(f'{label}: a box is in fractions of the image, not {line!r}')
             x, y, w, h = x * width, y * height, w * width, h * height
             box = dict(id=len(boxes) + 1, image_id=len(found), area=w * h, iscrowd=0)
             boxes.append(dict(box, bbox=[x - w / 2, y - h / 2, w, h], category_id=int(number) + 1))
@@ -42,7 +49,12 @@ def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
         raise FileNotFoundError(f'{labels} has no boxes of the images in {images}')
     categories = [dict(id=i + 1, name=name) for i, name in enumerate(classes)]
     write_json(out, dict(images=found, annotations=boxes, categories=categories), indent=None)
-    return f'{out}: {len(found)} images, {len(boxes)} boxes'
+    stems = {Path(image['file_name']).stem for image in found}
+    missing, left = len(stems - names), len(names - stems)
+    return (
+        f'{out}: {len(found)} images, {len(boxes)} boxes; '
+        f'{missing} images without a text file, {left} text files without an image'
+    )
 
 
 def main() -> None:
