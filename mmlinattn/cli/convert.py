@@ -1,6 +1,7 @@
 """Convert released weights to a file that MMEngine loads."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import Dict, Iterable, Tuple
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
 from ..checkpoints.compare import COMPILED, HEADS
-from ..checkpoints.converters import convert, detect_source, kind_of
+from ..checkpoints.converters import convert, detect_source, hidden_source, kind_of
 from ..utils import check_writable, redacted
 
 
@@ -43,17 +44,26 @@ def renamed(
 ) -> Tuple[Dict[str, Tensor], str]:
     """Return the weights by their new names, and where they come from."""
     prefix = args.prefix or ''
+    found = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+    if not found:
+        raise CheckpointError(f'no name begins with --prefix {prefix!r}')
+    if f'{prefix}.' == os.path.commonprefix([*found, f'{prefix}.']):  # noqa: RUF071
+        raise CheckpointError(f'--prefix {prefix!r} lacks the dot after it: --prefix {prefix}.')
     tensors = {
         re.sub(r'^(module\.)+', '', name.removeprefix(prefix).replace(COMPILED, '')): value
-        for name, value in state_dict.items()
-        if name.startswith(prefix)
+        for name, value in found.items()
     }
-    if not tensors:
-        raise CheckpointError(f'no name begins with --prefix {prefix!r}')
     if prefix and not args.source and not args.any_attention:
         return tensors, f'behind {prefix!r}'
-    source = args.source or detect_source(tensors)
-    return convert(tensors, source, args.any_attention), f'of {source}'
+    try:
+        source = args.source or detect_source(tensors)
+        return convert(tensors, source, args.any_attention), f'of {source}'
+    except ValueError as error:
+        start, known = hidden_source(found)
+        if not known or not hidden_source(tensors)[0]:
+            raise
+        cure = f'convert with --prefix {start} --source {known}'
+        raise CheckpointError(f'its names stand behind {start!r}: {cure}') from error
 
 
 def main(args: argparse.Namespace) -> int:

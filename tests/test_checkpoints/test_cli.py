@@ -161,3 +161,17 @@ def test_a_release_behind_a_prefix(run, error_of, src, tmp_path, classifier):
         found, _ = load_state_dict(tmp_path / 'a.pth')
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_prefix_that_is_not_the_whole_one(run, error_of, src, tmp_path, classifier):
+    argv = run, src, tmp_path / 'a.pth', '--prefix'
+    whole = r"stand behind 'a\.net\.': convert with --prefix a\.net\. --source rala"
+    moved = {f'a.net.{name}': value for name, value in classifier.items()}
+    torch.save(dict(model=dict(moved, other=torch.zeros(1))), src)
+    assert re.search(whole, error_of(*argv, 'a.', '--source', 'rala'))
+    for cut, source in (('a', 'tell'), ('a.net', 'rala')):
+        assert f"--prefix '{cut}' lacks the dot" in error_of(*argv, cut, source=source)
+    torch.save(dict(model=moved), src)
+    assert re.search(whole, error_of(*argv[:-1], source='tell'))
+    torch.save(dict(model={f'module.{name}': torch.zeros(1) for name in 'ab'}), src)
+    assert 'say which release' in error_of(*argv[:-1], source='tell')

@@ -153,6 +153,19 @@ def detect_source(state_dict: Mapping[str, Tensor]) -> str:
     return CLASSIFIERS[width]
 
 
+def hidden_source(state_dict: Mapping[str, Tensor]) -> Tuple[str, str]:
+    """Return what all names begin with, up to a dot, and which sources know the names behind it.
+
+    Example:
+        >>> import torch
+        >>> hidden_source({'net.layers.0.blocks.0.attn.qkvo.bias': torch.zeros(256)})
+        ('net.layers.0.blocks.0.attn.qkvo.', '')
+    """
+    start = os.path.commonprefix([*state_dict])  # noqa: RUF071
+    start = start[: start.rfind('.') + 1]
+    return start, _sources({name.removeprefix(start): value for name, value in state_dict.items()})
+
+
 def fitting_source(
     state_dict: Mapping[str, Tensor], model_state: Mapping[str, Tensor], matched: int = 0
 ) -> Optional[str]:
@@ -201,11 +214,6 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
     known = _sources(state_dict)
     if known:
         return f'its names are not those of --source {source}, but of --source {known}'
-    start = os.path.commonprefix([*state_dict])  # noqa: RUF071
-    start = start[: start.rfind('.') + 1]
-    known = _sources({name.removeprefix(start): value for name, value in state_dict.items()})
-    if known:
-        return f'its names stand behind {start!r}: convert with --prefix {start} --source {known}'
     for pattern, model in UNSUPPORTED:
         name = next((name for name in state_dict if re.match(pattern, name)), None)
         if name:
