@@ -54,14 +54,16 @@ def match(found: Outputs, expected: Outputs, sure: float = 0.5) -> List[float]:
     for image in range(len(expected['count'])):
         a, b = ({name: out[image] for name, out in outs.items()} for outs in (found, expected))
         scale, scores = b['boxes'].abs().max().clamp(min=1), b['scores']
-        for i in ((scores > 0) & (scores >= sure * scores.max())).nonzero().flatten():
+        least = sure * scores.nan_to_num().max()
+        for i in (~(scores <= 0) & ~(scores < least)).nonzero().flatten():  # with those of NaN
             far = (a['boxes'] - b['boxes'][i]).abs().amax(-1) / scale
             far = far.where(a['labels'] == b['labels'][i], float('inf'))
             nearest = int(far.argmin())
             parts = [far[nearest], (a['scores'][nearest] - scores[i]).abs()]
             if 'masks' in a.keys() & b.keys():
                 parts.append((a['masks'][nearest] - b['masks'][i]).abs().max())
-            differences.append(max(map(float, parts)))
+            largest = torch.stack(parts).max()  # NaN if one is
+            differences.append(float(largest.nan_to_num(float('inf'), float('inf'))))
     return differences
 
 

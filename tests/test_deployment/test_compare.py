@@ -22,6 +22,9 @@ def test_detections_are_compared_in_any_order():
     assert match(moved, one) == pytest.approx([0, 0.1])
     assert match(dict(one, labels=one['labels'] + 5), one) == [float('inf')] * 2
     assert difference(moved, one) == pytest.approx(0.1)
+    for name in ('scores', 'boxes'):
+        broken = dict(one, **{name: one[name] * float('nan')})
+        assert difference(broken, one) == difference(one, broken) == float('inf')
 
 
 def test_a_full_disk(tmp_path, monkeypatch):

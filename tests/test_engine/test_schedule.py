@@ -82,7 +82,10 @@ def test_epochs_of_another_length(tmp_path, warnings, epoch):
     last = f'epoch_{epoch}.pth'
     resumed = runner(tmp_path, by_epoch, 4, by_epoch=True, batch_size=2, resume=last)
     assert lowered(resumed) == pytest.approx(first + sum(poly_rates(4)[epoch:]))
-    assert resumed.iter == 4 and 'PolyLR.total_iters is 3, was 7' in warnings[0]
+    counted, edited = warnings
+    assert resumed.iter == 4 and 'PolyLR.total_iters is 3, was 7' in edited
+    assert 'An epoch has 1 iterations, in the checkpoint 2: its iteration' in counted
+    assert f'iteration {2 * epoch} becomes {epoch}, where epoch {epoch + 1} begins' in counted
 
 
 def test_a_schedule_by_scores_keeps_its_state(tmp_path, warnings):

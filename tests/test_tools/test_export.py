@@ -1,6 +1,7 @@
 """The command lines of export: a file that scores as the model does, and errors of one line."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,11 +48,10 @@ def test_a_file_scores_as_the_model_does(
     config, weights, changes = root / CONFIGS[task], checkpoint(task), options(task)
     out, said = tmp_path / 'model', []
     monkeypatch.setattr(exporter, 'log_warning', said.append)
-    monkeypatch.setattr(exporter, 'difference', lambda *_: float('nan'))
     run('export', config, weights, '--shape', 64, 64, '--static',
         '--out', f'{out}.onnx', '--cfg-options', *changes)  # fmt: skip
     assert 'test_cfg=dict(size=(64, 64))' in said[0]
-    assert len(said) == 2 and 'model.onnx differs from the checkpoint' in said[1]
+    assert len(said) == 1  # the outputs are those of the checkpoint
     printed = capsys.readouterr().out
     assert 'compared on the first image of the test set' in printed
     assert 'model.onnx, ' in printed and 'largest difference from torch at 64x64' in printed
@@ -59,6 +59,23 @@ def test_a_file_scores_as_the_model_does(
         run('test', config, file, '--work-dir', tmp_path / name, '--cfg-options', *changes)
     expected, found = metrics(tmp_path / 'torch'), metrics(tmp_path / 'onnx')
     assert found['mIoU'] == pytest.approx(expected['mIoU'], abs=0.1) and expected['mIoU'] > 0
+
+
+@pytest.mark.parametrize('error, warns', [(1e-3, 0), (0.02, 1), (float('nan'), 1)])
+def test_outputs_that_differ_are_a_warning(monkeypatch, tmp_path, error, warns):
+    said, path = [], tmp_path / 'a.pt2'
+    results = {'64x64': 1e-6, '96x64': error}
+    export = dict(metadata=None, write=lambda *_: exporter.ExportResult(path, 1.0, results))
+    for name, stand_in in (
+        ('Export', lambda *_: SimpleNamespace(**export)),
+        ('load', lambda *_: ()),
+        ('check_torch', lambda: None),
+        ('warn_of_padding', lambda *_: None),
+        ('log_warning', said.append),
+    ):
+        monkeypatch.setattr(exporter, name, stand_in)
+    [_] = exporter.export(None, '', ['pt2'], None, tmp_path / 'a', None)
+    assert said == [f'{path} differs from the checkpoint: compare the scores of both'] * warns
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_an_epoch_of_another_length(root, run, options, tmp_path):
     config, cfg = signalling(root, tmp_path, 'det'), [*options('det', 1), *SEG]
     run('train', config, '--work-dir', tmp_path, '--cfg-options', *cfg)
     cfg += ['train_dataloader.batch_size=2', 'train_cfg.max_epochs=2']
-    with pytest.raises(InputError, match='an epoch has 8 batches, and 4 in the checkpoint'):
+    with pytest.raises(InputError, match='an epoch has 8 batches, in the checkpoint 4: resume'):
         run('train', config, '--work-dir', tmp_path, '--resume', '--cfg-options', *cfg)
 
 

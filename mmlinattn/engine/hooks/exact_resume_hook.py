@@ -17,7 +17,6 @@ from ...utils.errors import InputError
 from ..model import length_before, optim_wrappers, unwrapped
 
 _MODEL, _DATA = 0, 1
-# Key of the number of batches per epoch in the message hub, which every checkpoint contains.
 ACCUMULATED = 'accumulated'  # key of the gradients between two steps in a checkpoint
 Key = Tuple[int, ...]  # of the random numbers of a sample
 
@@ -98,7 +97,8 @@ class ExactResumeHook(Hook):
         # DataLoader forbids the plain assignment.
         object.__setattr__(loader, 'batch_sampler', batches)
         if isinstance(loop, EpochBasedTrainLoop):
-            before = length_before(self.info) if runner._resume else 0
+            is_resumed = runner._resume or runner.iter or runner.epoch
+            before = length_before(self.info) if is_resumed else 0
             batches.start = _batches_done(runner, len(loader), before)
             return
         if isinstance(sampler, InfiniteSampler):
@@ -129,9 +129,9 @@ def _batches_done(runner: Runner, batches: int, before: int) -> int:
     done = runner.iter - runner.epoch * batches
     if before not in (0, batches) or not 0 <= done <= batches:
         raise InputError(
-            f'an epoch has {batches} batches, and {before} in the checkpoint of iteration '
-            f'{runner.iter} of epoch {runner.epoch + 1}: resume with its batch size, number of '
-            'processes and data, or start from its weights with load_from'
+            f'an epoch has {batches} batches, in the checkpoint {before or "another number"}: '
+            'resume with its batch size, number of processes and data, or start from its weights '
+            'with load_from'
         )
     if done:
         runner.logger.info(f'Resumed after batch {done} of {batches} of epoch {runner.epoch + 1}.')

@@ -94,9 +94,14 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     groups = [{**group} for wrapper in wrappers for group in wrapper.param_groups]
     yield
     loop, length = runner.train_loop, _epoch_length(runner.train_loop)
-    before, done = length_before(runner.message_hub.runtime_info), loop.iter - loop.epoch * length
-    if length and (before not in (0, length) or not 0 <= done <= length):
-        loop._iter = loop.epoch * length
+    length_then = length_before(runner.message_hub.runtime_info)
+    start = loop.epoch * length
+    if length and (length_then not in (0, length) or not start <= loop.iter <= start + length):
+        log_warning(
+            f'An epoch has {length} iterations, in the checkpoint {length_then or "other"}: '
+            f'its iteration {loop.iter} becomes {start}, where epoch {loop.epoch + 1} begins.'
+        )
+        loop._iter = start
     if loop.epoch >= loop.max_epochs if length else loop.iter >= loop.max_iters:
         limit = f'max_epochs={loop.max_epochs}' if length else f'max_iters={loop.max_iters}'
         log_warning(f'Nothing is left to train: the checkpoint has reached train_cfg.{limit}.')
