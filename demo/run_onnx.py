@@ -28,20 +28,30 @@ class OnnxModel:
         # Task, classes, stride, ... as docs/export.md lists them.
         self.about = json.loads(self.session.get_modelmeta().custom_metadata_map['mmlinattn'])
 
-    def run(self, picture, sides):
+    def run(self, picture, sides, task):
         """Return the outputs of a picture (H, W, 3) of cv2.imread, and its size after resizing.
 
         Args:
             picture: BGR image.
             sides: the shorter and the longer side at most, as Resize in the test pipeline.
+            task: 'detection' or 'segmentation'.
         """
+        if self.about['task'] != task:
+            raise ValueError(f'the file is of {self.about["task"]}, not of {task}')
+        if picture is None:  # of cv2.imread
+            raise ValueError('there is no picture, or its file cannot be read')
         height, width = picture.shape[:2]
         factor = min(min(sides) / min(height, width), max(sides) / max(height, width))
         new = round(height * factor), round(width * factor)
         resized = cv2.resize(picture, new[::-1])[..., ::-1]  # RGB
         about, stride = self.about, self.about['stride']
         shape = [max(-(-side // stride) * stride, about['least']) for side in new]
-        image = np.empty((*(shape if about['dynamic'] else about['shape']), 3), np.float32)
+        shape = shape if about['dynamic'] else about['shape']
+        if new[0] > shape[0] or new[1] > shape[1]:
+            raise ValueError(
+                f'the file takes {shape[0]}x{shape[1]}, a picture of {sides=} has {new}'
+            )
+        image = np.empty((*shape, 3), np.float32)
         image[:] = about['padding']
         image[: new[0], : new[1]] = resized
         inputs = {'image': image.transpose(2, 0, 1)[None]}
@@ -53,7 +63,7 @@ class OnnxModel:
     def detect(self, picture, sides=(800, 1333), threshold=0.0):
         """Return boxes, scores, classes, and masks (H, W) of bool if the model has them."""
         height, width = picture.shape[:2]
-        found, new = self.run(picture, sides)
+        found, new = self.run(picture, sides, 'detection')
         count = (found['scores'][: int(found.pop('count'))] >= threshold).sum()  # best first
         found = {name: out[:count] for name, out in found.items()}
         scale = new[1] / width, new[0] / height  # not quite equal, as both sides are rounded
@@ -64,7 +74,7 @@ class OnnxModel:
 
     def segment(self, picture, sides=(1024, 2048)):
         """Return the class of each pixel (H, W); about['classes'] has the names."""
-        found, new = self.run(picture, sides)
+        found, new = self.run(picture, sides, 'segmentation')
         labels = found['labels'][: new[0], : new[1]].astype(np.int32)
         return cv2.resize(labels, picture.shape[1::-1], interpolation=cv2.INTER_NEAREST)
 

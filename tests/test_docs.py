@@ -10,6 +10,7 @@ import shlex
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, Set
 
 import pytest
@@ -351,6 +352,22 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit, match='2'):
             run(*commands[bad])
         assert line in capsys.readouterr().err
+
+
+def test_the_server_that_users_copy(root, monkeypatch):
+    """Flask is a stand-in that calls its function."""
+    pytest.importorskip('mmdet', reason='its model is a detector of MMDetection')
+    body = SimpleNamespace(get_data=lambda: b'')
+    app = SimpleNamespace(config={}, post=lambda path: lambda function: function)
+    flask = SimpleNamespace(Flask=lambda name: app, request=body)
+    monkeypatch.setitem(sys.modules, 'flask', flask)
+    predict = runpy.run_path(str(root / 'demo/server.py'))['predict']
+    assert predict() == ({'error': 'the body is no image'}, 400)
+    picture = min((root / 'demo/nuclei').rglob('*.jpg')).read_bytes()
+    body.get_data = lambda: picture
+    found = json.loads(json.dumps(predict()))
+    assert len(found['boxes']) == len(found['names']) == len(found['scores']) > 1
+    assert {*found['names']} == {'nucleus'} and len(found['boxes'][0]) == 4
 
 
 def test_the_commands_of_pages_have_options_that_exist(root, capsys):

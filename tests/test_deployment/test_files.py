@@ -146,6 +146,19 @@ def run_onnx(root: Path):
     return module
 
 
+def test_what_the_module_refuses(root):
+    cls = run_onnx(root).OnnxModel
+    model, picture = cls.__new__(cls), np.zeros((47, 60, 3), np.uint8)
+    model.about = dict(task='segmentation', stride=32, least=64, dynamic=False, shape=[64, 64])
+    for call, line in (
+        (lambda: model.detect(picture), 'the file is of segmentation, not of detection'),
+        (lambda: model.segment(None), 'there is no picture, or its file cannot be read'),
+        (lambda: model.segment(picture, (470, 600)), 'takes 64x64, a picture of .* has .470, 600.'),
+    ):
+        with pytest.raises(ValueError, match=line):
+            call()
+
+
 def predict(file: ExportedFile, case, picture: np.ndarray, *steps: dict):
     """What the framework predicts with the file in a picture, after these steps."""
     cv2.imwrite(str(file.path.parent / 'picture.png'), picture)
