@@ -61,7 +61,13 @@ NAVIGATION = {
         'Videos: TimeSformer <configs/timesformer/README>',
         'All attentions <docs/attentions>',
     ],
-    'Extend': ['docs/own_attention', 'docs/design', 'CONTRIBUTING', 'benchmarks/README'],
+    'Extend': [
+        'docs/own_attention',
+        'docs/design',
+        'CONTRIBUTING',
+        'benchmarks/README',
+        'benchmarks/study/README',
+    ],
     'Evidence': [
         'docs/reproduce',
         'docs/studies',
@@ -104,7 +110,7 @@ include_patterns = [
     'docs/reference/*.rst',
     'configs/[!_]*/README.md',
     'demo/nuclei/README.md',
-    'benchmarks/README.md',
+    'benchmarks/**README.md',
     'mmlinattn/projects/*/README.md',
 ]
 exclude_patterns = ['.*', 'build', 'checkpoints', 'data', 'dist', 'tests', 'work_dirs']
