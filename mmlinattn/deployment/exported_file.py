@@ -68,8 +68,12 @@ class ExportedFile:
             size: (B, 2) int64, for detectors: height and width before padding, (H, W) by default.
 
         Raises:
-            FileError: the file does not take this size, or onnxruntime fails.
+            FileError: the file does not take these images, or onnxruntime fails.
         """
+        is_tensor = isinstance(image, Tensor)
+        if not is_tensor or image.dtype != torch.float32 or image.shape[1:-2] != (3,):
+            got = f'{image.dtype} {tuple(image.shape)}' if is_tensor else type(image).__name__
+            raise FileError(f'{self.path} takes a float32 tensor (B, 3, H, W), got {got}')
         metadata, (height, width) = self.metadata, image.shape[-2:]
         if metadata.batch not in (None, len(image)):
             raise FileError(f'{self.path} takes {metadata.batch} images at once, got {len(image)}')
@@ -81,7 +85,7 @@ class ExportedFile:
                 f'{self.path} takes multiples of {metadata.stride} from {metadata.least} on, got '
                 f'{height}x{width}'
             )
-        inputs = {'image': image.contiguous().numpy()}
+        inputs = {'image': image.detach().contiguous().numpy()}
         if self.takes_size:
             size = torch.tensor([[height, width]] * len(image)) if size is None else size
             inputs['size'] = size.contiguous().numpy()

@@ -175,6 +175,20 @@ def test_a_file_that_does_not_run_is_an_error_that_names_it(tmp_path):
         file(torch.zeros(1, 3, 64, 64))
 
 
+def test_what_a_file_takes(tmp_path):
+    file = ExportedFile(write_stub(tmp_path / 'a.onnx', 'detection', description('detection', 2)))
+    found = file(torch.zeros(1, 3, 64, 64).requires_grad_())
+    assert found['labels'].tolist() == [[1, -1]] and int(found['count']) == 1
+    for image, got in (
+        (torch.zeros(1, 3, 64, 64).numpy(), 'ndarray'),
+        (torch.zeros(1, 3, 64, 64).byte(), r'torch.uint8 \(1, 3, 64, 64\)'),
+        (torch.zeros(3, 64, 64), r'torch.float32 \(3, 64, 64\)'),
+        (torch.zeros(1, 64, 64, 3), r'torch.float32 \(1, 64, 64, 3\)'),
+    ):
+        with pytest.raises(FileError, match=rf'takes a float32 tensor \(B, 3, H, W\), got {got}'):
+            file(image)
+
+
 def test_names_of_classes(tmp_path):
     def check(own, data):
         about = description('classification', 6, classes=list(own))
