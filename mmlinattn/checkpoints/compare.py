@@ -1,6 +1,7 @@
 """Checks that a checkpoint fits a model, and loading without MMEngine's runner."""
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -14,6 +15,8 @@ from .write import PathLike
 Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
 COMPILED = '_orig_mod.'  # torch.compile puts it before the names of a module
 RUNNING_STATISTICS = ('running_mean', 'running_var')
+# Blocks of a stage, and those of a backbone without stages.
+BLOCK = re.compile(r'(?:backbone\.)?(stages\.\d+|layers)\.(\d+)\.')
 # Parts whose shapes depend on the number of classes.
 HEADS = (
     'bbox_head.', 'roi_head.', 'rpn_head.', 'mask_head.', 'panoptic_head.', 'dn_query_generator.',
@@ -70,6 +73,31 @@ def other_shapes(mismatched: Sequence[Mismatch]) -> str:
     return f'{len(shapes)} keys of another shape: {shorten(shapes)}. {cure}'
 
 
+def other_depth(report: LoadReport) -> str:
+    """Return which stage of a backbone has another number of blocks in a file, '' if none.
+
+    A backbone may be built without its last stages, and one without stages without its last blocks.
+
+    Example:
+        >>> names = [f'layers.{i}.norm1.weight' for i in range(12)]
+        >>> other_depth(LoadReport(matched=names[:6], missing=names[6:]))
+        'layers has 6 blocks in the file, 12 in the model. Give the arch that it was trained with'
+    """
+    theirs: Dict[str, set] = defaultdict(set)
+    ours: Dict[str, set] = defaultdict(set)
+    for found, names in (
+        (theirs, report.matched + report.unexpected), (ours, report.matched + report.missing)
+    ):  # fmt: skip
+        for match in filter(None, map(BLOCK.match, names)):
+            found[match[1]].add(match[2])
+    for stage in ours.keys() & theirs.keys():
+        more = theirs[stage] - ours[stage] if stage != 'layers' else ()
+        if ours[stage] - theirs[stage] or more:
+            counts = f'{len(theirs[stage])} blocks in the file, {len(ours[stage])} in the model'
+            return f'{stage} has {counts}. Give the arch that it was trained with'
+    return ''
+
+
 def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> LoadReport:
     """Compare the names and shapes of a model and of a file.
 
@@ -120,12 +148,13 @@ def check_fits(
         read: function that reads the checkpoint.
 
     Returns:
-        the report; missing and unexpected names are no error.
+        the report; other missing and unexpected names are no error.
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
-        CheckpointError: a shape differs, no name has the prefix, or no name is in both; weights are
-            NaN or infinite; or the weights fit after :func:`.converters.convert`.
+        CheckpointError: a shape differs, a stage has another number of blocks, no name has the
+            prefix, or no name is in both; weights are NaN or infinite; or the weights fit after
+            :func:`.converters.convert`.
 
     Example:
         >>> import os, tempfile
@@ -179,6 +208,9 @@ def check_fits(
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
     if strict or (report.mismatched and not report.matched):
         raise CheckpointError(f'{source}: {other_shapes(strict or report.mismatched)}')
+    depth = other_depth(report)
+    if depth:
+        raise CheckpointError(f'{source}: {depth}')
     if not report.matched:
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
         cure = _prefix_hint(source, model_state, loaded)

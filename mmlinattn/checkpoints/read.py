@@ -24,7 +24,9 @@ from .write import PathLike, plain
 # PyTorch's tutorials ``model_state_dict``.
 # ``model`` comes before ``model_ema`` because the accuracies published with DeiT's scripts are
 # those of ``model``.
-SECTIONS = ('state_dict', 'model', 'model_ema', 'net', 'model_state', 'model_state_dict')
+SECTIONS = (
+    'state_dict', 'model', 'model_ema', 'net', 'model_state', 'model_state_dict', 'state_dict_ema',
+)  # fmt: skip
 
 
 def read_checkpoint(source: PathLike) -> Dict[str, Any]:

@@ -21,7 +21,7 @@ from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler import OneCycleParamScheduler
 
-NUMBERS_AND_TEXT = re.compile(r'[<>=|]?[?bhilqBHILQefdFDgGSUc]\d*')
+NUMBERS_AND_TEXT = re.compile(r'[<>=|]?[?bhilquBHILQefdFDgGSUc]\d*')
 # Functions that the logs and the schedulers of MMEngine hold, which are pickled with getattr.
 METHODS = {
     (owner, name): getattr(owner, name)

@@ -9,13 +9,18 @@ from typing import Dict, Iterable, Tuple
 from torch import Tensor
 
 from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
-from ..checkpoints.compare import COMPILED, HEADS
+from ..checkpoints.compare import COMPILED, HEADS, non_finite
 from ..checkpoints.converters import convert, detect_source, hidden_source, kind_of
 from ..utils import check_writable, redacted
+from ..utils.suggest import shorten
 
 
-def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
-    """Print how the weights fit the model of a config; raise CheckpointError if they do not."""
+def check_config(config: str, tensors: Dict[str, Tensor]) -> bool:
+    """Print how the weights fit the model of a config, and return whether they are all there.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
     from ..engine import build_model
     from ..engine.config import load_config
 
@@ -26,15 +31,16 @@ def check_config(config: str, tensors: Dict[str, Tensor]) -> None:
         raise CheckpointError(f'{source}: {type(error).__name__}: {error}') from error
     report = check_fits(source, model, may_differ=HEADS, read=lambda _: content)
     print(f'against {config}: {report}')
+    return not report.missing
 
 
-def usage(kind: str, dst: Path, names: Iterable[str]) -> str:
+def usage(kind: str, dst: Path, names: Iterable[str], is_whole: bool) -> str:
     if dst.suffix == '.safetensors':
         return f"for this package's commands; in configs of other tools: 'safe://{dst}'"
     prefix = ", prefix='backbone.'" if any(name.startswith('backbone.') for name in names) else ''
     init_cfg = f"init_cfg=dict(type='Pretrained', checkpoint='{dst}'{prefix})"
     lines = [f'as the backbone of any model: {init_cfg}']
-    if kind not in ('backbone', 'unknown'):
+    if is_whole and kind not in ('backbone', 'unknown'):
         lines.append(f"as the whole {kind}: load_from='{dst}', or mmlinattn test CONFIG {dst}")
     return '\n'.join(lines)
 
@@ -54,7 +60,9 @@ def renamed(
         for name, value in found.items()
     }
     if prefix and not args.source and not args.any_attention:
-        return tensors, f'behind {prefix!r}'
+        start, known = hidden_source(tensors)
+        hint = f'; for models of this package add --source {known}' if known and not start else ''
+        return tensors, f'behind {prefix!r}{hint}'
     try:
         source = args.source or detect_source(tensors)
         return convert(tensors, source, args.any_attention), f'of {source}'
@@ -77,11 +85,13 @@ def main(args: argparse.Namespace) -> int:
         tensors, origin = renamed(args, state_dict)
     except CheckpointError as error:
         raise CheckpointError(f'{args.src}: {error}') from error
-    if args.config:
-        check_config(args.config, tensors)
+    wrong = non_finite(tensors, may_be_infinite=tensors)
+    if wrong:
+        raise CheckpointError(f'{args.src}: {len(wrong)} tensors have NaN: {shorten(wrong)}')
+    is_whole = check_config(args.config, tensors) if args.config else True
     save_checkpoint(args.dst, tensors, meta)
     kind, count = kind_of(tensors), sum(value.numel() for value in tensors.values())
     print(f'{redacted(args.src)}: {kind} {origin}')
     print(f'{args.dst}: {len(tensors)} tensors, {count / 1e6:.2f} M values')
-    print(usage(kind, args.dst, tensors))
+    print(usage(kind, args.dst, tensors, is_whole))
     return 0

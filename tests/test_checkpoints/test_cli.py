@@ -77,7 +77,7 @@ def test_prefix(run, error_of, tmp_path):
     weights = {'model.backbone._orig_mod.a': torch.ones(2), 'model.head.b': torch.ones(1)}
     torch.save(dict(state_dict=dict(weights, loss=torch.ones(1)), epoch=1), src)
     code, out, _ = run(src, dst, '--prefix', 'model.', source='tell')
-    assert code == 0 and f"{src}: classifier behind 'model.'" in out
+    assert code == 0 and f"{src}: classifier behind 'model.'\n" in out
     assert list(load_state_dict(dst)[0]) == ['backbone.a', 'head.b']
     code, out, _ = run(src, dst, '--force', '--prefix', 'model.backbone.', source='tell')
     assert out.splitlines()[-1].endswith(f"init_cfg=dict(type='Pretrained', checkpoint='{dst}')")
@@ -96,7 +96,7 @@ def test_config_reports_missing_and_unexpected(run, src, tmp_path, config):
     code, out, _ = run(src, tmp_path / 'a.pth', '--config', config())
     assert code == 0
     assert 'missing in the file: backbone.out_norms.0.weight' in out
-    assert '9 unexpected: neck.' in out
+    assert '9 unexpected: neck.' in out and 'as the whole' not in out
 
 
 def test_config_by_its_name(run, error_of, src, tmp_path, monkeypatch):
@@ -116,6 +116,11 @@ def test_config_of_another_size(run, error_of, src, tmp_path, config, backbone_c
     shapes = 'ffn.fc1.weight is (56, 16) in the file and (48, 16) in the model'
     assert f'backbone.stages.0.0.{shapes}' in error
     assert not (tmp_path / 'a.pth').exists()
+    for depths in ((1, 1, 3, 1), (1, 1, 1, 1)):
+        arch = dict(backbone_cfg['arch'], depths=depths)
+        error = error_of(run, src, tmp_path / 'a.pth', '--config', config(arch=arch))
+        counts = f'stages.2 has 2 blocks in the file, {depths[2]} in the model'
+        assert f'{counts}. Give the arch' in error
 
 
 def test_bad_config(run, error_of, src, tmp_path, config):
@@ -173,5 +178,11 @@ def test_a_prefix_that_is_not_the_whole_one(run, error_of, src, tmp_path, classi
         assert f"--prefix '{cut}' lacks the dot" in error_of(*argv, cut, source=source)
     torch.save(dict(model=moved), src)
     assert re.search(whole, error_of(*argv[:-1], source='tell'))
+    code, out, _ = run(*argv[1:], 'a.net.', source='tell')
+    assert code == 0 and "behind 'a.net.'; for models of this package add --source rala or m" in out
+    name = next(name for name in moved if name.endswith('qkvo.weight'))
+    torch.save(dict(model=dict(moved, **{name: moved[name] * float('nan')})), src)
+    error = error_of(*argv, 'a.net.', '--force')
+    assert 'released.pth: 1 tensors have NaN: backbone.stages.' in error
     torch.save(dict(model={f'module.{name}': torch.zeros(1) for name in 'ab'}), src)
-    assert 'say which release' in error_of(*argv[:-1], source='tell')
+    assert 'say which release' in error_of(*argv[:-1], '--force', source='tell')

@@ -186,7 +186,8 @@ def test_pickles_by_hand_are_refused(tmp_path, kind):
 @pytest.mark.parametrize('value', [
     np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)),
     np.array(['ab', 'c']), np.array([b'ab']), np.array(True), np.zeros((0, 3)),
-    np.arange(3, dtype='>i2'), np.array([1 + 2j]), np.float16(0.5), np.str_('x'), np.str_(''),
+    np.arange(3, dtype='>i2'), np.array([1 + 2j]), np.float16(0.5),
+    np.uint8(3), np.arange(3, dtype='>u4'), np.str_('x'), np.str_(''),
 ], ids=repr)  # fmt: skip
 def test_numpy_values_come_back_as_they_were(tmp_path, value):
     for protocol in (2, 4, 5):

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .key_mapping import BACKBONE, OPENMMLAB, Converted, KeyRule, from_one, fuse, rename
+from .key_mapping import (
+    BACKBONE,
+    OPENMMLAB,
+    Converted,
+    KeyRule,
+    from_one,
+    fuse,
+    record_attention,
+    rename,
+)
 
 
 def _block(match: re.Match) -> str:
@@ -56,7 +65,9 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Converted:
 
     Returns:
         new name -> tensor, and the number of omitted tensors by reason. A table of relative
-        positions is square in all releases; its reach is added as another tensor.
+        positions is square in all releases; its reach is added as another tensor. The released
+        model with attention between all tokens gets a record of it, as its weights have the shapes
+        of those with windows.
 
     Raises:
         CheckpointError: see :func:`rename`; also if global tokens have their own projection.
@@ -79,4 +90,7 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Converted:
         side = math.isqrt(len(tensors[name]))
         if side % 2 and side**2 == len(tensors[name]):
             tensors[f'{name}_reach'] = torch.tensor((side // 2, side // 2))
+    if any(re.match(BACKBONE + r'layer1\.\d+\.attn\.qkv\.', name) for name in state_dict):
+        biased = 'backbone.stages.0.0.attn.relative.table' in tensors
+        record_attention(tensors, [f'{"Biased" * biased}SoftmaxAttention'] * 4)
     return tensors, left_out + unused

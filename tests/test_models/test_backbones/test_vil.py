@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
+from mmlinattn.checkpoints.converters.key_mapping import fuse
 from mmlinattn.models.backbones import ViL
 from tests.recordings import assert_near, below
 
@@ -72,6 +73,24 @@ def test_equals_the_released_code(golden, position):
     assert (logits - case['logits']).abs().max() < 1e-5
     (grad,) = torch.autograd.grad(logits.square().mean(), image)
     assert_near(grad, case['grad.image'])
+
+
+@pytest.mark.parametrize('position', ['absolute', 'relative'])
+def test_a_release_without_windows_is_not_taken_for_one_with_them(golden, position):
+    options, case, image = recorded(golden, position)
+    weights = {name: value for name, value in below(case, 'weight.').items() if '_glo' not in name}
+    full = fuse(weights, ('attn.query', 'attn.kv'), 'attn.qkv')
+    converted = below(convert(full, source='vil'), 'backbone.')
+    attention = 'SoftmaxAttention' if position == 'absolute' else 'BiasedSoftmaxAttention'
+    message = f'trained with the attentions {attention}, {attention}, .* the ViL has VisionLong'
+    with pytest.raises(ValueError, match=message):
+        ViL(**options, out_norm=False).load_state_dict(converted, strict=False)
+    model = ViL(**options, attn_cfg=attention, out_norm=False).eval()
+    kept = {name: value for name, value in converted.items() if 'out_norms' not in name}
+    if position == 'absolute':  # other tables are of windows
+        model.load_state_dict(kept)
+        assert (model(image)[3] - case['stage.3']).abs().max() > 1e-4
+    assert 'backbone.trained_attention' not in convert(weights, source='vil')
 
 
 def test_relative_positions_load_into_windows_in_all_stages(golden, capsys):
