@@ -40,9 +40,11 @@ class OnnxModel:
             raise ValueError(f'the file is of {self.about["task"]}, not of {task}')
         if picture is None:  # of cv2.imread
             raise ValueError('there is no picture, or its file cannot be read')
+        if picture.dtype != np.uint8 or picture.shape[2:] != (3,) or not picture.size:
+            raise ValueError(f'take cv2.imread(path): got {picture.dtype} {picture.shape}')
         height, width = picture.shape[:2]
         factor = min(min(sides) / min(height, width), max(sides) / max(height, width))
-        new = round(height * factor), round(width * factor)
+        new = int(height * factor + 0.5), int(width * factor + 0.5)
         resized = cv2.resize(picture, new[::-1])[..., ::-1]  # RGB
         about, stride = self.about, self.about['stride']
         shape = [max(-(-side // stride) * stride, about['least']) for side in new]
@@ -62,8 +64,8 @@ class OnnxModel:
 
     def detect(self, picture, sides=(800, 1333), threshold=0.0):
         """Return boxes, scores, classes, and masks (H, W) of bool if the model has them."""
-        height, width = picture.shape[:2]
         found, new = self.run(picture, sides, 'detection')
+        height, width = picture.shape[:2]
         count = (found['scores'][: int(found.pop('count'))] >= threshold).sum()  # best first
         found = {name: out[:count] for name, out in found.items()}
         scale = new[1] / width, new[0] / height  # not quite equal, as both sides are rounded

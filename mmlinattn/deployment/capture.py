@@ -50,6 +50,11 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool) -> None:
             f'--shape {height} {width} is below {least}x{least}, the smallest that this model '
             f'(stride {stride}) exports with' + (' dynamic sizes' if dynamic else '')
         )
+    if dynamic and max(shape) > LARGEST:
+        raise ValueError(
+            f'--shape {height} {width}: a side is above {LARGEST}, the largest that is captured '
+            'with dynamic sizes; add --static, or give a smaller shape: files take larger images'
+        )
     for side in shape:
         if side % stride:
             low = side // stride * stride

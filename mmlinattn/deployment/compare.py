@@ -1,5 +1,6 @@
 """Comparison of the outputs of exported files and models."""
 
+from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 import mmcv
@@ -79,6 +80,8 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
         ValueError: the file is not an image.
     """
     if path is not None:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f'--sample {path} does not exist')
         pixels = mmcv.imread(path)  # BGR
         if pixels is None:
             raise ValueError(f'--sample {path} is no image')

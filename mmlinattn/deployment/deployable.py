@@ -62,6 +62,7 @@ class Deployable(nn.Module):
         mean, std, self.swap = normalisation(preprocessor)
         self.register_buffer('pixel_mean', mean)
         self.register_buffer('pixel_std', std)
+        self.pad_value = preprocessor.get('pad_value', preprocessor.get('pad_val', 0))
 
     def forward(self, image: Tensor, size: Optional[Tensor] = None) -> Outputs:
         """Compute named outputs, float32 or int64, of images (B, 3, H, W) float32, RGB, 0..255.
@@ -88,8 +89,9 @@ class Deployable(nn.Module):
         raise NotImplementedError
 
     def padding(self) -> Tuple[float, float, float]:
-        """Return the padding colour (RGB, 0..255) that the normalisation maps to 0."""
-        first, green, last = self.pixel_mean.flatten().tolist()
+        """Return the padding colour (RGB, 0..255), which the normalisation maps to the config's."""
+        colour = self.pixel_mean + self.pad_value * self.pixel_std
+        first, green, last = colour.flatten().tolist()
         return (last, green, first) if self.swap else (first, green, last)
 
 

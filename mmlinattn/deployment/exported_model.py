@@ -141,9 +141,9 @@ class ExportedModel(BaseModel):
 
         ``sizes``: (B, 2) int64, height and width before padding, for detectors.
         """
-        images = pad_to_metadata(images, self.file.metadata)
         pixels = images * self.std + self.mean
-        pixels = (pixels.flip(1) if self.swap else pixels).cpu()
+        pixels = pixels.flip(1) if self.swap else pixels
+        pixels = pad_to_metadata(pixels.cpu(), self.file.metadata)
         batch = self.file.metadata.batch or 8
         split = [None] * len(pixels) if sizes is None else sizes.split(batch)
         parts: List[dict] = [self.file(*part) for part in zip(pixels.split(batch), split)]
@@ -205,7 +205,7 @@ def check_classes(file: ExportedFile, classes: Sequence[str]) -> None:
 
 
 def pad_to_metadata(images: Tensor, metadata: FileMetadata) -> Tensor:
-    """Pad normalised images (B, 3, H, W) with 0 to a size that a file takes, or raise FileError."""
+    """Pad RGB images (B, 3, H, W) to a size that a file takes, or raise FileError."""
     sides = images.shape[-2:]
     if metadata.dynamic:
         stride = metadata.stride
@@ -217,4 +217,7 @@ def pad_to_metadata(images: Tensor, metadata: FileMetadata) -> Tensor:
             f'an image of {sides[0]}x{sides[1]} for a file of {wanted[0]}x{wanted[1]} alone: '
             'export it with dynamic sizes or resize in the test pipeline'
         )
-    return F.pad(images, (0, wanted[1] - sides[1], 0, wanted[0] - sides[0]))
+    colour = images.new_tensor(metadata.padding).view(1, 3, 1, 1)
+    padded = colour.repeat(len(images), 1, *wanted)
+    padded[..., : sides[0], : sides[1]] = images
+    return padded

@@ -15,7 +15,7 @@ from .capture import capture, check_shape, check_torch, strides_of
 from .compare import difference, fit
 from .deployable import Deployable, load
 from .file_metadata import FileMetadata
-from .formats import FORMATS, check_format
+from .formats import FORMATS, FormatError, check_format
 
 
 class ExportSettings(NamedTuple):
@@ -32,6 +32,7 @@ class ExportSettings(NamedTuple):
     dynamic_batch: bool = False
 
 
+LARGEST_ONNX = 1.5 * 2**30  # bytes; torch would write the weights of larger ones to a second file
 LARGE = 0.01  # of a difference; rounding gives 1e-6 to 1e-4
 
 
@@ -93,7 +94,7 @@ class Export:
             stride=stride,
             dynamic=dynamic,
             shape=shape,
-            least=2 * stride,
+            least=2 * stride if dynamic else stride,
             batch=None if settings.dynamic_batch else 1,
             padding=model.padding(),
         )
@@ -147,8 +148,21 @@ def export(
     paths = {name: out.with_name(out.name + FORMATS[name].suffix) for name in formats}
     for path in paths.values():
         check_writable(path)
-    exported = Export(*load(cfg, checkpoint), settings, image)
+    model, classes = load(cfg, checkpoint)
+    size = sum(value.nbytes for value in model.state_dict().values())
+    if 'onnx' in formats and size > LARGEST_ONNX:
+        raise FormatError(
+            f'--format onnx: the weights have {size / 2**30:.1f} GiB, an ONNX file holds '
+            f'{LARGEST_ONNX / 2**30:g}: --format pt2'
+        )
+    if classes and list(classes) == [f'class {i}' for i in range(len(classes))]:
+        log_warning(
+            'neither checkpoint nor test data name the classes: in the file they are class 0..'
+        )
+    exported = Export(model, classes, settings, image)
     warn_of_padding(cfg, exported.metadata)
+    if not any(each.get('count', image).any() for each in exported.expected):
+        log_warning('nothing is detected in the sample, so no boxes are compared: give --sample')
     for name, path in paths.items():
         written = exported.write(name, path)
         if any(not error < LARGE for error in written.errors.values()):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from mmengine.dataset import Compose, pseudo_collate
 from torch import nn
 
-from mmlinattn.deployment import Export, ExportSettings, FileMetadata
+from mmlinattn.deployment import Export, ExportSettings, FileMetadata, exporter
 from mmlinattn.deployment.capture import captured_size, strides_of
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.deployable import deployable
@@ -106,6 +106,8 @@ def test_a_file_of_one_size(make, export, root, family):
     used = operators(file.path)
     assert used.keys() <= tensorrt() and 'Einsum' not in used
     assert used['LayerNormalization'] > 4
+    graph = onnx.load(file.path).graph  # quantizers replace weights, whose shapes they would find
+    assert not {value.name for value in graph.value_info} & {w.name for w in graph.initializer}
     with pytest.raises(ValueError, match='takes 64x64 alone, got 64x96'):
         file(torch.rand(1, 3, 64, 96))
     if 'fpn' in family:
@@ -114,6 +116,21 @@ def test_a_file_of_one_size(make, export, root, family):
         expected = predict(file, case, picture).pred_sem_seg.data[0].numpy()
         assert labels.shape == (47, 60) and len(np.unique(labels)) > 1
         np.testing.assert_array_equal(labels, expected)
+
+
+def test_the_least_side_and_the_padding_of_a_file(make, monkeypatch):
+    pytest.importorskip('mmseg', reason='it is a segmentor')
+    case = make('ravlt-semantic-fpn', lambda cfg: cfg.model.data_preprocessor.update(pad_val=2))
+    monkeypatch.setattr(exporter, 'capture', lambda *_: None)
+    model = deployable(case.model, case.cfg)
+    for static, least in ((True, 32), (False, 64)):
+        settings = ExportSettings((least, least), static)
+        about = Export(model, ['a', 'b'], settings, case.image).metadata
+        assert about.least == least
+    mean, std = (case.cfg.model.data_preprocessor[name] for name in ('mean', 'std'))
+    assert about.padding == pytest.approx([m + 2 * s for m, s in zip(mean, std)])
+    pixels = torch.tensor(about.padding).view(1, 3, 1, 1)
+    assert model.normalised(pixels).flatten().tolist() == pytest.approx([2, 2, 2], abs=1e-5)
 
 
 @captures
@@ -151,8 +168,11 @@ def test_what_the_module_refuses(root):
     model, picture = cls.__new__(cls), np.zeros((47, 60, 3), np.uint8)
     model.about = dict(task='segmentation', stride=32, least=64, dynamic=False, shape=[64, 64])
     for call, line in (
-        (lambda: model.detect(picture), 'the file is of segmentation, not of detection'),
+        (lambda: model.detect(None), 'the file is of segmentation, not of detection'),
         (lambda: model.segment(None), 'there is no picture, or its file cannot be read'),
+        (lambda: model.segment(picture[..., 0]), r'take cv2.imread\(path\): got uint8 .47, 60.'),
+        (lambda: model.segment(picture / 255), 'take cv2.imread.*: got float64 .47, 60, 3.'),
+        (lambda: model.segment(picture[:0]), 'take cv2.imread.*: got uint8 .0, 60, 3.'),
         (lambda: model.segment(picture, (470, 600)), 'takes 64x64, a picture of .* has .470, 600.'),
     ):
         with pytest.raises(ValueError, match=line):

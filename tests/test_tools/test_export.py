@@ -61,21 +61,29 @@ def test_a_file_scores_as_the_model_does(
     assert found['mIoU'] == pytest.approx(expected['mIoU'], abs=0.1) and expected['mIoU'] > 0
 
 
-@pytest.mark.parametrize('error, warns', [(1e-3, 0), (0.02, 1), (float('nan'), 1)])
-def test_outputs_that_differ_are_a_warning(monkeypatch, tmp_path, error, warns):
+@pytest.mark.parametrize(
+    'error, boxes, warns', [(1e-3, 1, 0), (0.02, 2, 1), (float('nan'), 1, 1), (0.0, 0, 0)]
+)
+def test_outputs_that_differ_are_a_warning(monkeypatch, tmp_path, error, boxes, warns):
     said, path = [], tmp_path / 'a.pt2'
     results = {'64x64': 1e-6, '96x64': error}
     export = dict(metadata=None, write=lambda *_: exporter.ExportResult(path, 1.0, results))
+    export['expected'] = [dict(count=torch.tensor([boxes]))]
     for name, stand_in in (
         ('Export', lambda *_: SimpleNamespace(**export)),
-        ('load', lambda *_: ()),
+        ('load', lambda *_: (torch.nn.Linear(2, 1), ())),
         ('check_torch', lambda: None),
         ('warn_of_padding', lambda *_: None),
         ('log_warning', said.append),
     ):
         monkeypatch.setattr(exporter, name, stand_in)
     [_] = exporter.export(None, '', ['pt2'], None, tmp_path / 'a', None)
-    assert said == [f'{path} differs from the checkpoint: compare the scores of both'] * warns
+    none = ['nothing is detected in the sample, so no boxes are compared: give --sample']
+    differs = [f'{path} differs from the checkpoint: compare the scores of both']
+    assert said == none * (not boxes) + differs * warns
+    monkeypatch.setattr(exporter, 'LARGEST_ONNX', 8)
+    with pytest.raises(ValueError, match='weights have 0.0 GiB, an ONNX file holds .*pt2'):
+        next(exporter.export(None, '', ['pt2', 'onnx'], None, tmp_path / 'a', None))
 
 
 @pytest.mark.parametrize(
@@ -108,13 +116,14 @@ def test_a_config_that_does_not_pad_as_the_file(monkeypatch, given, dynamic, cur
     'arguments, message',
     [
         (('--shape', 64, 70), '70 is not a multiple of the stride 32; 64 and 96 are'),
+        (('--shape', 8224, 64), 'a side is above 8192, the largest'),
         (('--shape', 32, 64), 'below 64x64, the smallest that this model (stride 32)'),
         (('--shape', 64, 64, '--format', 'onnx', 'tflite'), '--format tflite: there are onnx, '),
         (
             ('--shape', 64, 64, '--format', 'absent'),
             'absent needs no_such_module: pip install no_such_module',
         ),
-        (('--shape', 64, 64, '--sample', 'none.jpg'), 'none.jpg'),
+        (('--shape', 64, 64, '--sample', 'none.jpg'), '--sample none.jpg does not exist'),
         (('--shape', 64, 64, '--sample', __file__), 'is no image'),
     ],
 )

@@ -102,6 +102,6 @@ def require_static_size(name: str, hw_shape: Sequence[int], reason: str) -> None
     if torch.compiler.is_compiling() and may_be_symbolic(*hw_shape):
         raise ValueError(
             f'{name} cannot be exported with dynamic height and width: {reason}. Export it at a '
-            'fixed size (without strict=True, which hides that it is fixed), or use an '
-            'attention that docs/export.md lists for dynamic sizes'
+            'fixed size (mmlinattn export --static; your own torch.export without strict=True, '
+            'which hides that it is fixed), or use another attention (docs/export.md)'
         )
