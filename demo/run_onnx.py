@@ -50,9 +50,7 @@ class OnnxModel:
         shape = [max(-(-side // stride) * stride, about['least']) for side in new]
         shape = shape if about['dynamic'] else about['shape']
         if new[0] > shape[0] or new[1] > shape[1]:
-            raise ValueError(
-                f'the file takes {shape[0]}x{shape[1]}, a picture of {sides=} has {new}'
-            )
+            raise ValueError(f'after resizing {new} is above {shape}: give smaller sides')
         image = np.empty((*shape, 3), np.float32)
         image[:] = about['padding']
         image[: new[0], : new[1]] = resized

@@ -314,10 +314,13 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
     )
     txt.write_text('1 0.375 0.5 0.25 0.5\n\n')
 
+    said = []
+
     def run(script, words):
         monkeypatch.setattr(sys, 'argv', [script, *words.split()])
         runpy.run_path(str(root / script), run_name='__main__')
-        assert 'train.json: 1 images, 1 boxes' in capsys.readouterr().out
+        said.append(capsys.readouterr().out)
+        assert 'train.json: 1 images, 1 boxes' in said[-1]
         return json.loads(Path('data/parts/train.json').read_text())
 
     voc, yolo = (run(*command) for command in commands)
@@ -327,7 +330,10 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
     lying = Image.Exif()
     lying[0x0112] = 6  # readers turn it by 90 degrees
     Image.new('RGB', (20, 40)).save('images/train/a.png', exif=lying)
+    Path('labels/train/classes.txt').touch()
+    Path('labels/train/b.txt').touch()
     assert run(*commands[1]) == yolo
+    assert said[-1].endswith('; 0 images without a text file, 1 text files without an image\n')
     coco = COCO('data/parts/train.json')
     assert [c['name'] for c in coco.loadCats(coco.getCatIds())] == ['bolt', 'nut', 'washer']
     script, words = commands[0]
@@ -339,11 +345,14 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
         (0, xml, text.replace('>11<', '><'), 'a.xml: <object> has no bndbox/xmin'),
         (0, xml, text.replace('a.png', ' '), 'a.xml: <annotation> has no filename'),
         (0, xml, text.replace('>11<', '>21<'), "a.xml: the box 21 6 20 15 of 'nut' is empty"),
+        (0, xml, text.replace('>40<', '>0<'), 'a.xml: the image is 0 wide and 20 high'),
+        (0, xml, text.replace('>40<', '>wide<'), "a.xml: size/width is 'wide', no number"),
         (0, xml, text[:-5], 'a.xml: unclosed token'),
         (1, txt, '3 0.4 0.5 0.2 0.5', 'a.txt: class 3, but --classes has 3'),
         (1, txt, '1 .1 .1 .2 .1 .2 .2', "a.txt: a box has five numbers, not '1 .1"),
-        (1, txt, '1 15 10 10 10', "a.txt: a box is in fractions of the image, not '1 15"),
-        (1, txt, '1 nan .5 .2 .5', "a.txt: a box is in fractions of the image, not '1 nan"),
+        (1, txt, '1 15 10 10 10', "in fractions of the image, above 0, not '1 15"),
+        (1, txt, '1 nan .5 .2 .5', "in fractions of the image, above 0, not '1 nan"),
+        (1, txt, '1 .5 .5 .2 0', 'a.txt: a box has its centre and sides in fractions'),
         (1, txt, '', 'labels/train has no boxes of the images in images/train'),
         (1, Path('images/train/c.jpg'), 'text', 'images/train/c.jpg cannot be read'),
     ):

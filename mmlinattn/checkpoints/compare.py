@@ -16,7 +16,7 @@ Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
 COMPILED = '_orig_mod.'  # torch.compile puts it before the names of a module
 RUNNING_STATISTICS = ('running_mean', 'running_var')
 # Blocks of a stage, and those of a backbone without stages.
-BLOCK = re.compile(r'(?:backbone\.)?(stages\.\d+|layers)\.(\d+)\.')
+BLOCK = re.compile(r'(?:backbone\.)?(stages\.\d+(?:\.blocks)?|layers)\.(\d+)\.')
 # Parts whose shapes depend on the number of classes.
 HEADS = (
     'bbox_head.', 'roi_head.', 'rpn_head.', 'mask_head.', 'panoptic_head.', 'dn_query_generator.',
@@ -90,7 +90,7 @@ def other_depth(report: LoadReport) -> str:
     ):  # fmt: skip
         for match in filter(None, map(BLOCK.match, names)):
             found[match[1]].add(match[2])
-    for stage in ours.keys() & theirs.keys():
+    for stage in [stage for stage in ours if stage in theirs]:
         more = theirs[stage] - ours[stage] if stage != 'layers' else ()
         if ours[stage] - theirs[stage] or more:
             counts = f'{len(theirs[stage])} blocks in the file, {len(ours[stage])} in the model'
@@ -208,9 +208,6 @@ def check_fits(
     strict = [item for item in report.mismatched if not item[0].startswith(tuple(may_differ))]
     if strict or (report.mismatched and not report.matched):
         raise CheckpointError(f'{source}: {other_shapes(strict or report.mismatched)}')
-    depth = other_depth(report)
-    if depth:
-        raise CheckpointError(f'{source}: {depth}')
     if not report.matched:
         theirs, ours = shorten(report.unexpected, 3), shorten(report.missing, 3)
         cure = _prefix_hint(source, model_state, loaded)
@@ -218,6 +215,9 @@ def check_fits(
             f'{source}: not one key is of {type(module).__name__}'
             f'{cure or f"; the file has {theirs}, the model {ours}"}'
         )
+    depth = other_depth(report)
+    if depth:
+        raise CheckpointError(f'{source}: {depth}')
     # Other buffers, such as masks, may be infinite.
     buffers = [name for name, _ in module.named_buffers() if not name.endswith(RUNNING_STATISTICS)]
     wrong = non_finite({name: state_dict[name] for name in report.matched}, buffers)

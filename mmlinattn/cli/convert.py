@@ -1,7 +1,6 @@
 """Convert released weights to a file that MMEngine loads."""
 
 import argparse
-import os
 import re
 from pathlib import Path
 from typing import Dict, Iterable, Tuple
@@ -31,7 +30,7 @@ def check_config(config: str, tensors: Dict[str, Tensor]) -> bool:
         raise CheckpointError(f'{source}: {type(error).__name__}: {error}') from error
     report = check_fits(source, model, may_differ=HEADS, read=lambda _: content)
     print(f'against {config}: {report}')
-    return not report.missing
+    return not (report.missing or report.mismatched)
 
 
 def usage(kind: str, dst: Path, names: Iterable[str], is_whole: bool) -> str:
@@ -53,7 +52,7 @@ def renamed(
     found = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
     if not found:
         raise CheckpointError(f'no name begins with --prefix {prefix!r}')
-    if f'{prefix}.' == os.path.commonprefix([*found, f'{prefix}.']):  # noqa: RUF071
+    if prefix and any(name.startswith(f'{prefix}.') for name in found):
         raise CheckpointError(f'--prefix {prefix!r} lacks the dot after it: --prefix {prefix}.')
     tensors = {
         re.sub(r'^(module\.)+', '', name.removeprefix(prefix).replace(COMPILED, '')): value
@@ -70,7 +69,9 @@ def renamed(
         start, known = hidden_source(found)
         if not known or not hidden_source(tensors)[0]:
             raise
+        known = args.source if args.source in re.findall(r'\w+', known) else known
         cure = f'convert with --prefix {start} --source {known}'
+        cure += ' --any-attention' * args.any_attention
         raise CheckpointError(f'its names stand behind {start!r}: {cure}') from error
 
 
@@ -87,7 +88,10 @@ def main(args: argparse.Namespace) -> int:
         raise CheckpointError(f'{args.src}: {error}') from error
     wrong = non_finite(tensors, may_be_infinite=tensors)
     if wrong:
-        raise CheckpointError(f'{args.src}: {len(wrong)} tensors have NaN: {shorten(wrong)}')
+        raise CheckpointError(
+            f'{args.src} has {len(wrong)} weights that are NaN: {shorten(wrong)}; its training has '
+            'diverged, take an earlier checkpoint'
+        )
     is_whole = check_config(args.config, tensors) if args.config else True
     save_checkpoint(args.dst, tensors, meta)
     kind, count = kind_of(tensors), sum(value.numel() for value in tensors.values())

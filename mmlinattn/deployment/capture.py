@@ -41,7 +41,7 @@ def check_torch() -> None:
         )
 
 
-def check_shape(shape: Sequence[int], stride: int, dynamic: bool) -> None:
+def check_shape(shape: Sequence[int], stride: int, dynamic: bool, coarsest: int = 0) -> None:
     """Raise ValueError unless height and width are multiples of the stride and large enough."""
     least = 2 * stride if dynamic else stride
     height, width = shape
@@ -50,10 +50,11 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool) -> None:
             f'--shape {height} {width} is below {least}x{least}, the smallest that this model '
             f'(stride {stride}) exports with' + (' dynamic sizes' if dynamic else '')
         )
-    if dynamic and max(shape) > LARGEST:
+    most = LARGEST - 2 * max(stride, coarsest)  # a taller and a wider image are compared, too
+    if dynamic and max(shape) > most:
         raise ValueError(
-            f'--shape {height} {width}: a side is above {LARGEST}, the largest that is captured '
-            'with dynamic sizes; add --static, or give a smaller shape: files take larger images'
+            f'--shape {height} {width}: a side is above {most}, the largest of an export with '
+            'dynamic sizes: add --static, or give a smaller shape'
         )
     for side in shape:
         if side % stride:

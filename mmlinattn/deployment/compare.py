@@ -80,7 +80,7 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
         ValueError: the file is not an image.
     """
     if path is not None:
-        if not Path(path).is_file():
+        if '://' not in path and not Path(path).is_file():
             raise FileNotFoundError(f'--sample {path} does not exist')
         pixels = mmcv.imread(path)  # BGR
         if pixels is None:

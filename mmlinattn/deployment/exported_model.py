@@ -47,7 +47,7 @@ class ExportedModel(BaseModel):
 
     The framework preprocesses images and postprocesses outputs as for the network: sliding windows,
     resizing to the original size, masks. Images are padded to a size that the file takes, with the
-    colour that the normalisation maps to 0.
+    padding colour of the file.
 
     Args:
         file: see :class:`.exported_file.ExportedFile`.

@@ -32,7 +32,7 @@ class ExportSettings(NamedTuple):
     dynamic_batch: bool = False
 
 
-LARGEST_ONNX = 1.5 * 2**30  # bytes; torch would write the weights of larger ones to a second file
+LARGEST_ONNX = 1.5  # GiB of weights, of more torch writes a second file
 LARGE = 0.01  # of a difference; rounding gives 1e-6 to 1e-4
 
 
@@ -70,7 +70,7 @@ class Export:
     ) -> None:
         stride, coarsest = strides_of(model.model)
         shape, dynamic = settings.shape, not settings.static
-        check_shape(shape, stride, dynamic)
+        check_shape(shape, stride, dynamic, coarsest)
         sizes: List[Tuple[int, ...]] = [shape]
         if dynamic:  # a taller and a wider one, too
             (height, width), more = shape, 2 * stride
@@ -137,8 +137,8 @@ def export(
         out: path of the files, without the suffix of the format.
 
     Raises:
-        FormatError: a format is unknown, its package is not installed, or torch is too old; raised
-            before any work.
+        FormatError: a format is unknown, its package is not installed, or torch is too old, all
+            raised before any work; or the weights are too many for an ONNX file.
         mmlinattn.utils.WriteError: the files cannot be written; raised before any work. Errors of
             :func:`.deployable.load` and :class:`Export` are raised unchanged.
     """
@@ -149,19 +149,19 @@ def export(
     for path in paths.values():
         check_writable(path)
     model, classes = load(cfg, checkpoint)
-    size = sum(value.nbytes for value in model.state_dict().values())
+    size = sum(value.nbytes for value in model.parameters()) / 2**30
     if 'onnx' in formats and size > LARGEST_ONNX:
         raise FormatError(
-            f'--format onnx: the weights have {size / 2**30:.1f} GiB, an ONNX file holds '
-            f'{LARGEST_ONNX / 2**30:g}: --format pt2'
+            f'--format onnx: the weights have {size:.2f} GiB, one file takes {LARGEST_ONNX} GiB: '
+            'give --format pt2'
         )
     if classes and list(classes) == [f'class {i}' for i in range(len(classes))]:
         log_warning(
-            'neither checkpoint nor test data name the classes: in the file they are class 0..'
+            f'neither checkpoint nor test data name {len(classes)} classes: they are class 0, ...'
         )
     exported = Export(model, classes, settings, image)
     warn_of_padding(cfg, exported.metadata)
-    if not any(each.get('count', image).any() for each in exported.expected):
+    if not any(each.get('count', torch.ones(1)).any() for each in exported.expected):
         log_warning('nothing is detected in the sample, so no boxes are compared: give --sample')
     for name, path in paths.items():
         written = exported.write(name, path)

@@ -64,9 +64,10 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
         RemoveUnusedNodesPass()(onnx_program.model)
         CommonSubexpressionEliminationPass()(onnx_program.model)
     for value in onnx_program.model.graph.initializers.values():
-        # Quantizers transpose some, and would find the shape before.
-        value.type = value.shape = None
-        value.metadata_props.clear()
+        if not value.is_graph_output():
+            # Quantizers transpose some, and would find the shape before.
+            value.type = value.shape = None
+            value.metadata_props.clear()
     onnx_program.model.metadata_props[METADATA] = metadata.to_json()
     onnx_program.save(path)
 

@@ -183,6 +183,6 @@ def test_a_prefix_that_is_not_the_whole_one(run, error_of, src, tmp_path, classi
     name = next(name for name in moved if name.endswith('qkvo.weight'))
     torch.save(dict(model=dict(moved, **{name: moved[name] * float('nan')})), src)
     error = error_of(*argv, 'a.net.', '--force')
-    assert 'released.pth: 1 tensors have NaN: backbone.stages.' in error
+    assert 'released.pth has 1 weights that are NaN: backbone.stages.' in error
     torch.save(dict(model={f'module.{name}': torch.zeros(1) for name in 'ab'}), src)
     assert 'say which release' in error_of(*argv[:-1], '--force', source='tell')

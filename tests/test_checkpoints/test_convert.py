@@ -93,6 +93,26 @@ def test_compare_reports_every_kind():
     assert '0.bias is (4,) in the file and (3,) in the model' in str(report)
 
 
+@pytest.mark.parametrize(
+    'names, message',
+    [
+        (
+            ['stages.0.blocks.0.weight'],
+            'stages.0.blocks has 1 blocks in the file, 2 in the model. ',
+        ),
+        ([f'stages.0.blocks.{i}.weight' for i in range(3)], 'has 3 blocks in the file, 2 in'),
+        (['stages.0.0.weight', 'stages.0.7.weight'], 'not one key is of ModuleDict; the file has'),
+        (['layers.0.1.0.weight', 'layers.1.1.0.weight'], 'not one key is of ModuleDict'),
+    ],
+)
+def test_blocks_of_another_model(tmp_path, names, message):
+    blocks = nn.ModuleDict(dict(blocks=nn.ModuleList([nn.Linear(2, 2, False) for _ in range(2)])))
+    model = nn.ModuleDict(dict(stages=nn.ModuleList([blocks])))
+    torch.save(dict(state_dict=dict.fromkeys(names, torch.ones(2, 2))), tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match=message):
+        check_fits(tmp_path / 'a.pth', model)
+
+
 def test_check_fits_whole_and_prefix(dense, backbone_cfg, tmp_path):
     path = tmp_path / 'backbone.pth'
     converted = convert(dense, 'rala')

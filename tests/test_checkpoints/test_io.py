@@ -40,7 +40,8 @@ WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 
 @pytest.mark.parametrize(
-    'section', ['state_dict', 'model', 'model_ema', 'net', 'model_state_dict', None]
+    'section',
+    ['state_dict', 'model', 'model_ema', 'net', 'model_state_dict', 'state_dict_ema', None],
 )
 def test_weights_are_found(tmp_path, section):
     weights = {'module.fc.weight': WEIGHT}

@@ -15,6 +15,7 @@ from mmlinattn.deployment import (
     use_exported,
 )
 from mmlinattn.deployment.deployable import NotDeployable, deployable
+from mmlinattn.deployment.exported_model import pad_to_metadata
 from mmlinattn.engine.model import number_of_classes
 from tests.families import shrunk
 
@@ -128,6 +129,16 @@ def test_a_larger_image_than_the_file_takes(model):
     built, batch = model('classification', dynamic=False, shape=[32, 32], least=32)
     with pytest.raises(FileError, match='an image of 64x64 for a file of 32x32 alone'):
         built.test_step(batch)
+
+
+def test_images_are_padded_with_the_colour_of_the_file():
+    about = description('segmentation', 2, padding=[1.0, 2.0, 3.0])
+    padded = pad_to_metadata(
+        torch.full((2, 3, 70, 64), 9.0), FileMetadata.from_json(json.dumps(about))
+    )
+    assert padded.shape == (2, 3, 96, 64) and (padded[:, :, :70] == 9).all()
+    assert padded[:, :, 70:].amax((0, 2, 3)).tolist() == [1, 2, 3]
+    assert padded[:, :, 70:].amin((0, 2, 3)).tolist() == [1, 2, 3]
 
 
 HOSTILE = [

@@ -11,6 +11,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import EpochBasedTrainLoop
 from mmpretrain.datasets.samplers import repeat_aug
 from mmpretrain.registry import DATA_SAMPLERS
 from torch.utils.data import BatchSampler, DataLoader
@@ -64,6 +65,18 @@ def test_a_loader_without_a_batch_sampler():
     runner = SimpleNamespace(train_dataloader=SimpleNamespace(batch_sampler=None), train_loop=None)
     with pytest.raises(ValueError, match='needs a data loader with a batch sampler'):
         ExactResumeHook().before_train(runner)
+
+
+def test_a_resume_by_the_runner_itself():
+    loader = DataLoader(Drawing(), batch_sampler=BatchSampler(range(16), 2, True))
+    loop = EpochBasedTrainLoop.__new__(EpochBasedTrainLoop)
+    runner = SimpleNamespace(
+        train_dataloader=loader, train_loop=loop, seed=7, iter=4, epoch=1, _resume=False
+    )
+    hook = ExactResumeHook()
+    hook.info = dict(max_iters=8, max_epochs=2)
+    with pytest.raises(ValueError, match='an epoch has 8 batches, in the checkpoint 4: resume'):
+        hook.before_train(runner)
 
 
 # Repeated augmentation, from the sampler that the configs name.

@@ -66,12 +66,13 @@ def test_a_file_scores_as_the_model_does(
 )
 def test_outputs_that_differ_are_a_warning(monkeypatch, tmp_path, error, boxes, warns):
     said, path = [], tmp_path / 'a.pt2'
+    names = ['class 0', 'class 1'] if warns else ['a', 'class 1']
     results = {'64x64': 1e-6, '96x64': error}
     export = dict(metadata=None, write=lambda *_: exporter.ExportResult(path, 1.0, results))
     export['expected'] = [dict(count=torch.tensor([boxes]))]
     for name, stand_in in (
         ('Export', lambda *_: SimpleNamespace(**export)),
-        ('load', lambda *_: (torch.nn.Linear(2, 1), ())),
+        ('load', lambda *_: (torch.nn.Linear(2, 1), names)),
         ('check_torch', lambda: None),
         ('warn_of_padding', lambda *_: None),
         ('log_warning', said.append),
@@ -80,9 +81,10 @@ def test_outputs_that_differ_are_a_warning(monkeypatch, tmp_path, error, boxes, 
     [_] = exporter.export(None, '', ['pt2'], None, tmp_path / 'a', None)
     none = ['nothing is detected in the sample, so no boxes are compared: give --sample']
     differs = [f'{path} differs from the checkpoint: compare the scores of both']
-    assert said == none * (not boxes) + differs * warns
-    monkeypatch.setattr(exporter, 'LARGEST_ONNX', 8)
-    with pytest.raises(ValueError, match='weights have 0.0 GiB, an ONNX file holds .*pt2'):
+    nameless = ['neither checkpoint nor test data name 2 classes: they are class 0, ...']
+    assert said == nameless * warns + none * (not boxes) + differs * warns
+    monkeypatch.setattr(exporter, 'LARGEST_ONNX', 8 / 2**30)
+    with pytest.raises(ValueError, match='weights have 0.00 GiB, one file takes .* --format pt2'):
         next(exporter.export(None, '', ['pt2', 'onnx'], None, tmp_path / 'a', None))
 
 
@@ -116,7 +118,7 @@ def test_a_config_that_does_not_pad_as_the_file(monkeypatch, given, dynamic, cur
     'arguments, message',
     [
         (('--shape', 64, 70), '70 is not a multiple of the stride 32; 64 and 96 are'),
-        (('--shape', 8224, 64), 'a side is above 8192, the largest'),
+        (('--shape', 8224, 64), 'a side is above 8128, the largest'),
         (('--shape', 32, 64), 'below 64x64, the smallest that this model (stride 32)'),
         (('--shape', 64, 64, '--format', 'onnx', 'tflite'), '--format tflite: there are onnx, '),
         (

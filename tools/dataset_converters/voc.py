@@ -19,14 +19,16 @@ def convert(folder: Path, out: Path, classes: list, first: int = 1) -> str:
     for path in sorted(folder.glob('*.xml')):
         try:
             root = ElementTree.parse(path).getroot()
-            size = {side: int(entry(root, f'size/{side}')) for side in ('width', 'height')}
+            size = {side: int(number(root, f'size/{side}')) for side in ('width', 'height')}
+            if min(size.values()) < 1:
+                raise ValueError(f'the image is {size["width"]} wide and {size["height"]} high')
             images.append(dict(id=len(images) + 1, file_name=entry(root, 'filename'), **size))
             for item in root.iter('object'):
                 name = entry(item, 'name')
                 if name not in classes:
                     raise ValueError(f'the class {name!r} is not in --classes {" ".join(classes)}')
                 left, top, right, bottom = (
-                    float(entry(item, f'bndbox/{end}')) for end in ('xmin', 'ymin', 'xmax', 'ymax')
+                    number(item, f'bndbox/{end}') for end in ('xmin', 'ymin', 'xmax', 'ymax')
                 )
                 x, y, w, h = left - first, top - first, right - left + first, bottom - top + first
                 if not (w > 0 and h > 0):  # NaN is neither
@@ -49,6 +51,15 @@ def entry(parent: ElementTree.Element, name: str) -> str:
     if not text:
         raise ValueError(f'<{parent.tag}> has no {name}')
     return text
+
+
+def number(parent: ElementTree.Element, name: str) -> float:
+    """Return the number of an entry."""
+    text = entry(parent, name)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f'{name} is {text!r}, no number') from None
 
 
 def main() -> None:

@@ -38,8 +38,11 @@ def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
                 raise ValueError(f'{label}: a box has five numbers, not {line!r}') from None
             if number not in range(len(classes)):
                 raise ValueError(f'{label}: class {number:g}, but --classes has {len(classes)}')
-            if not all(0 <= value <= 1.01 for value in (x, y, w, h)):  # NaN is not
-                raise ValueError(f'{label}: a box is in fractions of the image, not {line!r}')
+            if not (all(0 <= value <= 1.01 for value in (x, y, w, h)) and w and h):  # NaN is not
+                raise ValueError(
+                    f'{label}: a box has its centre and sides in fractions of the image, above 0, '
+                    f'not {line!r}'
+                )
             x, y, w, h = x * width, y * height, w * width, h * height
             box = dict(id=len(boxes) + 1, image_id=len(found), area=w * h, iscrowd=0)
             boxes.append(dict(box, bbox=[x - w / 2, y - h / 2, w, h], category_id=int(number) + 1))

@@ -17,7 +17,7 @@ from ..errors import CheckpointError
 from .clip import convert_clip
 from .cvt import convert_cvt
 from .dino import convert_dinov2, convert_dinov3
-from .key_mapping import RECORD, UnknownKeys, rename
+from .key_mapping import OPENMMLAB, RECORD, UnknownKeys, rename
 from .mit import convert_mit
 from .mlla import convert_mlla
 from .rala import CLASSIFIERS, convert_rala
@@ -89,8 +89,8 @@ def convert(
             MMDetection 2.x / MMSegmentation 0.x model; not modified.
         source: the release, one of :data:`SOURCES` (docs/weights.md). None reads ``'rala'`` or
             ``'mala'`` from the classifier of the file.
-        any_attention: omit the record of the attentions of RAVLT, MAViT, MLLA and H-ViT³, so that a
-            backbone with another attention can begin with these weights.
+        any_attention: omit the record of the attentions of RAVLT, MAViT, MLLA, H-ViT³ and a ViL
+            without windows, so that a backbone with another attention can begin with these weights.
 
     Returns:
         name -> tensor as in ``ImageClassifier``, MMDetection 3.x and MMSegmentation 1.x models:
@@ -202,6 +202,8 @@ def _converted(state_dict: Mapping[str, Tensor]) -> Iterator[Tuple[str, Dict[str
 
 def _sources(state_dict: Mapping[str, Tensor]) -> str:
     """Return the sources that know all names of the weights, as 'mit' or 'vit, deit or deit3'."""
+    if all(re.match(OPENMMLAB[0].pattern, name) for name in state_dict):
+        return ''  # necks and heads, whose names are those of all
     found = [source for source, _ in _converted(state_dict)]
     # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
     if not any(name.endswith(REGISTER_NAMES) for name in state_dict):

@@ -90,7 +90,10 @@ def convert_vil(state_dict: Mapping[str, Tensor]) -> Converted:
         side = math.isqrt(len(tensors[name]))
         if side % 2 and side**2 == len(tensors[name]):
             tensors[f'{name}_reach'] = torch.tensor((side // 2, side // 2))
-    if any(re.match(BACKBONE + r'layer1\.\d+\.attn\.qkv\.', name) for name in state_dict):
-        biased = 'backbone.stages.0.0.attn.relative.table' in tensors
-        record_attention(tensors, [f'{"Biased" * biased}SoftmaxAttention'] * 4)
+    names = {name.removeprefix('backbone.') for name in kept}
+    whole = [f'layer{i}.1.attn.qkv.weight' in names for i in range(1, 5)]
+    if any(whole[:2]):
+        biased = 'Biased' * ('backbone.stages.0.0.attn.relative.table' in tensors)
+        softmax, windows = f'{biased}SoftmaxAttention', 'VisionLongformerAttention'
+        record_attention(tensors, [softmax if each else windows for each in whole])
     return tensors, left_out + unused

@@ -55,7 +55,7 @@ def convert(argv: Optional[List[str]] = None) -> Namespace:
         help="keep the weights whose names begin with P and cut P and torch.compile's _orig_mod. "
         "off; other names stay")  # fmt: skip
     add('--any-attention', action='store_true',
-        help='let RAVLT, MAViT, MLLA or HViTTT with another attention begin with them')  # fmt: skip
+        help='let RAVLT, MAViT, MLLA, HViTTT, ViL begin another attention with them')  # fmt: skip
     add('--config', help='config of the model that the weights are for')
     add('--force', action='store_true', help='overwrite DST')
     return parser.parse_args(argv)

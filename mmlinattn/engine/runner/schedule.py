@@ -97,9 +97,10 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     length_then = length_before(runner.message_hub.runtime_info)
     start = loop.epoch * length
     if length and (length_then not in (0, length) or not start <= loop.iter <= start + length):
+        other = length_then or 'another number'
         log_warning(
-            f'An epoch has {length} iterations, in the checkpoint {length_then or "other"}: '
-            f'its iteration {loop.iter} becomes {start}, where epoch {loop.epoch + 1} begins.'
+            f'An epoch has {length} iterations, in the checkpoint {other}: its iteration '
+            f'{loop.iter} becomes {start}, where epoch {loop.epoch + 1} begins.'
         )
         loop._iter = start
     if loop.epoch >= loop.max_epochs if length else loop.iter >= loop.max_iters:
