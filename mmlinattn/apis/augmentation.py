@@ -64,12 +64,17 @@ def augmentation(cfg: Config) -> Tuple[ConfigDict, List[dict], str]:
 
 
 def check_augmentable(model: nn.Module) -> None:
-    """Raise ValueError if a model predicts masks, whose views MMDetection cannot merge."""
+    """Raise ValueError if the framework cannot merge the views of a model."""
     of_one_stage = hasattr(getattr(model, 'bbox_head', None), 'mask_head')
     if of_one_stage or hasattr(model, 'panoptic_head') or getattr(model, 'with_mask', False):
         raise ValueError(
             f'tta: {type(model).__name__} predicts masks, and DetTTAModel of MMDetection merges '
             'boxes only; run without it'
+        )
+    if getattr(getattr(model, 'decode_head', None), 'out_channels', 0) == 1:
+        raise ValueError(
+            f'tta: {type(model).__name__} has one output, and SegTTAModel of MMSegmentation takes '
+            'its sigmoid twice, after which every pixel is class 1; run without it'
         )
 
 

@@ -171,8 +171,14 @@ def export(
 
 
 def warn_of_padding(cfg: Config, metadata: FileMetadata) -> None:
-    """Warn if a segmentor's file pads images to other sizes than its config."""
-    if metadata.task != 'segmentation' or cfg.model.get('test_cfg', {}).get('mode') == 'slide':
+    """Warn if a segmentor's file pads images to other sizes, or merges windows in another way."""
+    if metadata.task != 'segmentation':
+        return
+    if cfg.model.get('test_cfg', {}).get('mode') == 'slide':
+        log_warning(
+            'the file gives labels: where sliding windows overlap they vote, and the lower class '
+            'wins a tie. The checkpoint averages logits: compare the scores of both'
+        )
         return
     given = preprocessor_of(cfg).get('test_cfg') or {}
     stride, (height, width) = metadata.stride, metadata.shape

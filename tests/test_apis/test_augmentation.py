@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import DefaultScope
+from mmengine.registry import MODELS, DefaultScope
 from mmseg.datasets import BaseSegDataset
+from mmseg.structures import SegDataSample
 
-from mmlinattn.apis.augmentation import MERGING, AugmentationHook, augmentation
+from mmlinattn.apis.augmentation import (
+    MERGING,
+    AugmentationHook,
+    augmentation,
+    check_augmentable,
+    merging_model,
+)
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.preflight.data import DataError, Labels
 from mmlinattn.engine.preflight.sample_loading import check_loading
@@ -46,6 +53,30 @@ def test_the_model_inside_a_wrapper_is_merged(predictor):
         (sample,) = wrapped.model.test_step(views)
     expected = torch.from_numpy(of(IMAGE).segmentation)
     assert torch.equal(sample.pred_sem_seg.data.squeeze(0), expected)
+
+
+def test_a_segmentor_with_one_output():
+    """MMSegmentation takes the sigmoid of what its segmentor gives after a sigmoid."""
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        head = dict(
+            type='FCNHead', in_channels=1, in_index=0, channels=4, num_convs=1, num_classes=2,
+            out_channels=1, threshold=0.5,
+            loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=True),
+        )  # fmt: skip
+        backbone = dict(type='ResNet', depth=18, base_channels=1, out_indices=(0,))
+        test_cfg = ConfigDict(mode='whole')
+        model = MODELS.build(
+            dict(type='EncoderDecoder', backbone=backbone, decode_head=head, test_cfg=test_cfg)
+        ).eval()
+        sample = SegDataSample(metainfo=dict(ori_shape=(64, 64), img_shape=(64, 64), img_path=''))
+        merging = merging_model(ConfigDict(MERGING['mmseg']), model)
+        torch.nn.init.constant_(model.decode_head.conv_seg.bias, -5.0)
+        found = model.predict(torch.zeros(1, 3, 64, 64), [sample])
+        assert not found[0].pred_sem_seg.data.any()
+        merged = merging.merge_preds([found])
+    with pytest.raises(ValueError, match='tta: EncoderDecoder has one output'):
+        check_augmentable(model)
+    assert merged[0].pred_sem_seg.data.all(), 'it is mended: allow it'
 
 
 def test_labels_of_views_are_checked(tmp_path):
