@@ -99,6 +99,9 @@ def test_scores_of_several_labels_are_those_of_the_framework(make, model, head):
 )
 def test_heads_without_an_exported_form_are_named(shapes_root, head):
     cfg = shrunk('ravlt-nano-cls', shapes_root)
+    with MODELS.switch_scope_and_registry('mmpretrain') as registry:
+        if not registry.get(head['type']):
+            pytest.skip(f'this MMPretrain has no {head["type"]}')
     cfg.model.head = dict(head, in_channels=cfg.model.head.in_channels)
     with pytest.raises(NotDeployable, match=f'{head["type"]} predicts in a way'):
         deployable(MODELS.build(cfg.model), cfg)
