@@ -41,7 +41,7 @@ def check_torch() -> None:
         )
 
 
-def check_shape(shape: Sequence[int], stride: int, dynamic: bool, coarsest: int = 0) -> None:
+def check_shape(shape: Sequence[int], stride: int, dynamic: bool, coarsest: int) -> None:
     """Raise ValueError unless height and width are multiples of the stride and large enough."""
     least = 2 * stride if dynamic else stride
     height, width = shape
@@ -50,7 +50,7 @@ def check_shape(shape: Sequence[int], stride: int, dynamic: bool, coarsest: int 
             f'--shape {height} {width} is below {least}x{least}, the smallest that this model '
             f'(stride {stride}) exports with' + (' dynamic sizes' if dynamic else '')
         )
-    most = LARGEST - 2 * max(stride, coarsest)  # a taller and a wider image are compared, too
+    most = LARGEST - 2 * coarsest  # a taller and a wider image are compared, too
     if dynamic and max(shape) > most:
         raise ValueError(
             f'--shape {height} {width}: a side is above {most}, the largest of an export with '

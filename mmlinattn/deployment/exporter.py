@@ -160,7 +160,7 @@ def export(
             f'neither checkpoint nor test data name {len(classes)} classes: they are class 0, ...'
         )
     exported = Export(model, classes, settings, image)
-    warn_of_padding(cfg, exported.metadata)
+    warn_of_other_labels(cfg, exported.metadata)
     if not any(each.get('count', torch.ones(1)).any() for each in exported.expected):
         log_warning('nothing is detected in the sample, so no boxes are compared: give --sample')
     for name, path in paths.items():
@@ -170,7 +170,7 @@ def export(
         yield written
 
 
-def warn_of_padding(cfg: Config, metadata: FileMetadata) -> None:
+def warn_of_other_labels(cfg: Config, metadata: FileMetadata) -> None:
     """Warn if a segmentor's file pads images to other sizes, or merges windows in another way."""
     if metadata.task != 'segmentation':
         return

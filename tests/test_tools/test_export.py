@@ -74,7 +74,7 @@ def test_outputs_that_differ_are_a_warning(monkeypatch, tmp_path, error, boxes, 
         ('Export', lambda *_: SimpleNamespace(**export)),
         ('load', lambda *_: (torch.nn.Linear(2, 1), names)),
         ('check_torch', lambda: None),
-        ('warn_of_padding', lambda *_: None),
+        ('warn_of_other_labels', lambda *_: None),
         ('log_warning', said.append),
     ):
         monkeypatch.setattr(exporter, name, stand_in)
@@ -109,7 +109,7 @@ def test_a_config_that_does_not_pad_as_the_file(monkeypatch, given, dynamic, cur
     ):
         about = description(task, 2, dynamic=dynamic, shape=[64, 96])
         cfg.model.test_cfg = dict(mode=mode)
-        exporter.warn_of_padding(cfg, FileMetadata.from_json(json.dumps(about)))
+        exporter.warn_of_other_labels(cfg, FileMetadata.from_json(json.dumps(about)))
     assert 'sliding windows overlap' in said.pop(0)
     assert [cure in text for text in said] == [True] * bool(cure)
 
