@@ -347,6 +347,8 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
         (0, xml, text.replace('>11<', '>21<'), "a.xml: the box 21 6 20 15 of 'nut' is empty"),
         (0, xml, text.replace('>40<', '>0<'), 'a.xml: the image is 0 wide and 20 high'),
         (0, xml, text.replace('>40<', '>wide<'), "a.xml: size/width is 'wide', no number"),
+        (0, xml, text.replace('>40<', '>inf<'), "a.xml: size/width is 'inf', no number"),
+        (0, xml, text.replace('>11<', '>nan<'), "a.xml: bndbox/xmin is 'nan', no number"),
         (0, xml, text[:-5], 'a.xml: unclosed token'),
         (1, txt, '3 0.4 0.5 0.2 0.5', 'a.txt: class 3, but --classes has 3'),
         (1, txt, '1 .1 .1 .2 .1 .2 .2', "a.txt: a box has five numbers, not '1 .1"),

@@ -6,6 +6,7 @@ from 0 and leave the last corner out.
 """
 
 import argparse
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,7 +32,7 @@ def convert(folder: Path, out: Path, classes: list, first: int = 1) -> str:
                     number(item, f'bndbox/{end}') for end in ('xmin', 'ymin', 'xmax', 'ymax')
                 )
                 x, y, w, h = left - first, top - first, right - left + first, bottom - top + first
-                if not (w > 0 and h > 0):  # NaN is neither
+                if w <= 0 or h <= 0:
                     ends = f'{left:g} {top:g} {right:g} {bottom:g}'
                     raise ValueError(f'the box {ends} of {name!r} is empty: correct or remove it')
                 box = dict(id=len(boxes) + 1, image_id=len(images), area=w * h, iscrowd=0)
@@ -54,12 +55,15 @@ def entry(parent: ElementTree.Element, name: str) -> str:
 
 
 def number(parent: ElementTree.Element, name: str) -> float:
-    """Return the number of an entry."""
+    """Return the finite number of an entry."""
     text = entry(parent, name)
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ValueError(f'{name} is {text!r}, no number') from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f'{name} is {text!r}, no number')
+    return value
 
 
 def main() -> None:
