@@ -18,15 +18,10 @@ SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pix
 
 
 class Attention(NamedTuple):
-    """Attention map of a token.
+    """Attention map of a token."""
 
-    Attributes:
-        picture: (H, W, 3) uint8 RGB, the input of the network, see :func:`enlarged`.
-        text: description of the picture, with numbers.
-    """
-
-    picture: np.ndarray
-    text: str
+    picture: np.ndarray  # [H, W, 3] uint8 RGB, the input of the network, see enlarged
+    text: str  # description of the picture, with numbers
 
 
 def attention_layers(model: BaseModel) -> List[str]:

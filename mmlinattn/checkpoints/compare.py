@@ -12,7 +12,7 @@ from .errors import CheckpointError
 from .read import read_checkpoint, weights_of
 from .write import PathLike
 
-Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]
+Mismatch = Tuple[str, Tuple[int, ...], Tuple[int, ...]]  # name, shapes in the file and the model
 COMPILED = '_orig_mod.'  # torch.compile puts it before the names of a module
 RUNNING_STATISTICS = ('running_mean', 'running_var')
 # Blocks of a stage, and those of a backbone without stages.
@@ -26,18 +26,11 @@ HEADS = (
 
 @dataclass
 class LoadReport:
-    """Comparison of the names and shapes in a checkpoint and in a model.
+    """Comparison of the names and shapes in a checkpoint and in a model."""
 
-    Attributes:
-        matched: names with equal shapes.
-        missing: names of the model that the file lacks.
-        unexpected: names of the file that the model lacks.
-        mismatched: (name, shape in the file, shape in the model).
-    """
-
-    matched: List[str] = field(default_factory=list)
-    missing: List[str] = field(default_factory=list)
-    unexpected: List[str] = field(default_factory=list)
+    matched: List[str] = field(default_factory=list)  # names with equal shapes
+    missing: List[str] = field(default_factory=list)  # names of the model that the file lacks
+    unexpected: List[str] = field(default_factory=list)  # names of the file that the model lacks
     mismatched: List[Mismatch] = field(default_factory=list)
 
     def __str__(self) -> str:

@@ -22,14 +22,7 @@ class FormatError(ValueError):
 
 
 class Format(NamedTuple):
-    """Export format.
-
-    Attributes:
-        suffix: suffix of its file.
-        write: function of program, metadata and path that writes the file.
-        load: function of the path that returns the function of the file.
-        packages: required packages.
-    """
+    """Export format: suffix, writer and reader of its file, and the packages that these need."""
 
     suffix: str
     write: Callable[[ExportedProgram, FileMetadata, Path], None]

@@ -16,15 +16,10 @@ KINDS: Dict[str, Type[Part]] = dict(backbone=Backbone, encoder=SMCAEncoder)
 
 
 class Output(NamedTuple):
-    """Tensor that the unchanged rest of a model reads.
+    """Tensor that the unchanged rest of a model reads."""
 
-    Attributes:
-        values: (B, ...); (B, N, C) of an encoder.
-        padding: (B, N) bool, True = padding, whose values are not read; or None.
-    """
-
-    values: Tensor
-    padding: Optional[Tensor] = None
+    values: Tensor  # [B, ...]; [B, N, C] of an encoder
+    padding: Optional[Tensor] = None  # [B, N] bool, True = padding, whose values are not read
 
 
 def parts_of(model: BaseModel) -> Dict[str, Part]:

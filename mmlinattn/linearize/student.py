@@ -22,22 +22,13 @@ SOFTMAX = (
 
 
 class StudentPlan(NamedTuple):
-    """Config of the student, and the layers that differ from the teacher.
+    """Config of the student, and the layers that differ from the teacher."""
 
-    Attributes:
-        cfg: config of the student; its weights come from a checkpoint alone.
-        replaced: indices of the layers with linear attention, see :func:`plan_student`.
-        kept: indices of the layers that keep the teacher's softmax attention.
-        parts: parts of the model with replaced layers, ``'backbone'`` or ``'encoder'``.
-        carries_cores: the backbone carries the cores of :class:`CoreAttention`, without which no
-            layer can learn alone.
-    """
-
-    cfg: Config
-    replaced: List[int]
-    kept: List[int]
-    parts: List[str]
-    carries_cores: bool
+    cfg: Config  # its weights come from a checkpoint alone
+    replaced: List[int]  # layers with linear attention, see plan_student
+    kept: List[int]  # layers that keep the teacher's softmax attention
+    parts: List[str]  # with replaced layers: 'backbone', 'encoder'
+    carries_cores: bool  # the backbone carries cores, without which no layer can learn alone
 
 
 def plan_student(

@@ -12,19 +12,12 @@ from ..utils.suggest import shorten
 
 @dataclass
 class SwapReport:
-    """Names of the student's tensors by the origin of their values.
+    """Names of the student's tensors by the origin of their values."""
 
-    Attributes:
-        copied: equal to the teacher's.
-        partial: the rows of queries, keys and values are the teacher's, those of the gate are not.
-        fresh: not in the teacher, or of another shape there.
-        dropped: tensors of the teacher that the student lacks or has in another shape.
-    """
-
-    copied: List[str] = field(default_factory=list)
-    partial: List[str] = field(default_factory=list)
-    fresh: List[str] = field(default_factory=list)
-    dropped: List[str] = field(default_factory=list)
+    copied: List[str] = field(default_factory=list)  # equal to the teacher's
+    partial: List[str] = field(default_factory=list)  # the teacher's but for the rows of the gate
+    fresh: List[str] = field(default_factory=list)  # not in the teacher, or of another shape there
+    dropped: List[str] = field(default_factory=list)  # the teacher's that the student cannot take
 
     def __str__(self) -> str:
         lines = [f'{len(self.copied)} tensors are copied from the teacher']

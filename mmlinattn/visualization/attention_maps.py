@@ -16,19 +16,14 @@ from .files import save_figure
 
 @dataclass
 class AttentionRecord:
-    """Attention of the first image in the last forward pass inside :func:`record`.
-
-    Attributes:
-        hw_shape: (H, W) of the feature map.
-        maps: logarithms of Gaussians by decoder layer, (heads, Q, H * W).
-        reference: (Q, 2), centres of the maps, x and y in cells.
-        scores: (Q, classes) in 0..1, of the last layer.
-        boxes: (Q, 4) as cx, cy, w, h in 0..1 of the image, of the last layer.
-    """
+    """Attention of the first image in the last forward pass inside :func:`record`."""
 
     hw_shape: Tuple[int, int] = (0, 0)
+    # Logarithms of Gaussians by decoder layer, [heads, Q, H * W].
     maps: Dict[int, Tensor] = field(default_factory=dict)
+    # Centres of the maps, [Q, 2], x and y in cells.
     reference: Tensor = field(default_factory=lambda: torch.empty(0, 2))
+    # Of the last layer: scores in 0..1, and cx, cy, w, h in 0..1 of the image.
     scores: Tensor = field(default_factory=lambda: torch.empty(0, 1))
     boxes: Tensor = field(default_factory=lambda: torch.empty(0, 4))
 

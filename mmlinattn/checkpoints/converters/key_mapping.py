@@ -23,20 +23,13 @@ class UnknownKeys(CheckpointError):
 
 
 class KeyRule(NamedTuple):
-    """Rule for the names that begin with a pattern.
-
-    Attributes:
-        pattern: regular expression for the beginning of a name.
-        name: replacement of the matched part (a template, or a function of the match), or None
-            to omit the tensor.
-        reshape: function applied to the tensor.
-        reason: reason for the omission, a plural noun phrase.
-    """
+    """Rule for the names that begin with a pattern."""
 
     pattern: str
+    # Replacement of the matched part, a template or a function; None to omit the tensor.
     name: Union[str, Callable[[re.Match], str], None]
     reshape: Optional[Callable[[Tensor], Tensor]] = None
-    reason: str = ''
+    reason: str = ''  # for the omission, a plural noun phrase
 
 
 def from_one(template: str) -> Callable[[re.Match], str]:

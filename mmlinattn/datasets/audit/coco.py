@@ -19,19 +19,12 @@ Size = Tuple[int, int]  # height, width
 
 
 class Finding(NamedTuple):
-    """Problem found in a config or its data.
+    """Problem found in a config or its data."""
 
-    Attributes:
-        kind: category of the problem, for counting.
-        where: file, record or option.
-        what: description of the problem.
-        fatal: True if a run ends by it, or would give wrong results.
-    """
-
-    kind: str
-    where: str
+    kind: str  # category of the problem, for counting
+    where: str  # file, record or option
     what: str
-    fatal: bool = False
+    fatal: bool = False  # a run ends by it, or would give wrong results
 
 
 def read_json(path: str, backend_args: Optional[dict] = None) -> Any:

@@ -27,29 +27,18 @@ TYPICAL = 0.85  # fraction of the shapes with the texture and hue of their class
 
 
 class Instance(NamedTuple):
-    """Shape in an image.
+    """Shape in an image."""
 
-    Attributes:
-        label: 1..5, an index into ``SEG_CLASSES``.
-        mask: (H, W) bool, the visible part.
-    """
-
-    label: int
-    mask: np.ndarray
+    label: int  # 1..5, an index into SEG_CLASSES
+    mask: np.ndarray  # [H, W] bool, the visible part
 
 
 class Sample(NamedTuple):
-    """Image and its labels.
+    """Image and its labels."""
 
-    Attributes:
-        image: (H, W, 3) uint8 RGB.
-        semantic: (H, W) uint8 indices into ``SEG_CLASSES``.
-        instances: the shapes from bottom to top; their masks do not overlap.
-    """
-
-    image: np.ndarray
-    semantic: np.ndarray
-    instances: List[Instance]
+    image: np.ndarray  # [H, W, 3] uint8 RGB
+    semantic: np.ndarray  # [H, W] uint8 indices into SEG_CLASSES
+    instances: List[Instance]  # from bottom to top; their masks do not overlap
 
 
 def draw_image(rng: np.random.Generator, image_size: int) -> Sample:

@@ -47,19 +47,12 @@ LABEL_METRICS = (
 
 
 class Labels(NamedTuple):
-    """Labels that a model is trained with.
+    """Labels that a model is trained with."""
 
-    Attributes:
-        number: number of labels, 0 to ``number - 1``; None if the model config does not define it.
-        ignored: label of pixels that are not trained.
-        of_pixels: True for labels of a segmentation map, False for those of objects or images.
-        required: True if each image must have a label: MMPretrain's heads and metrics read it.
-    """
-
-    number: Optional[int] = None
-    ignored: int = 255
-    of_pixels: bool = False
-    required: bool = False
+    number: Optional[int] = None  # labels are 0 to number - 1; None if the config has no number
+    ignored: int = 255  # label of pixels that are not trained
+    of_pixels: bool = False  # labels of a segmentation map, not of objects or images
+    required: bool = False  # each image must have a label: MMPretrain's heads and metrics read it
 
 
 class DataError(RedactedError, ValueError):

@@ -16,17 +16,11 @@ MAX_SIMILARITIES = 2**24
 
 
 class Quantized(NamedTuple):
-    """Output of :class:`VectorQuantizer`.
+    """Output of :class:`VectorQuantizer`."""
 
-    Attributes:
-        vectors: (B, N, D) float32, codes on the unit sphere, with the gradient of the inputs.
-        codes: (B, N) int64 in 0..num_codes - 1.
-        loss: codebook loss and weighted commitment loss, a scalar.
-    """
-
-    vectors: Tensor
-    codes: Tensor
-    loss: Tensor
+    vectors: Tensor  # [B, N, D] float32, codes on the unit sphere, with the gradient of the inputs
+    codes: Tensor  # [B, N] int64 in 0..num_codes - 1
+    loss: Tensor  # codebook loss and weighted commitment loss, a scalar
 
 
 @MODELS.register_module()
