@@ -36,11 +36,10 @@ def convert_dinov2(state_dict: Mapping[str, Tensor]) -> Converted:
 
 
 DINOV3_LAYER = r'(?:model\.)?layer\.(\d+)\.'
-DINOV3_EMBEDDING = r'embeddings\.'
 DINOV3 = (
-    KeyRule(r'cls_token$', 'backbone.embed.cls_token'),
-    KeyRule(r'(?:storage_tokens|reg_token)$', REGISTERS),
-    KeyRule(r'patch_embed\.proj\.', 'backbone.embed.proj.'),
+    KeyRule(r'(?:embeddings\.)?cls_token$', 'backbone.embed.cls_token'),
+    KeyRule(r'(?:storage_tokens|reg_token|embeddings\.register_tokens)$', REGISTERS),
+    KeyRule(r'(?:patch_embed\.proj|embeddings\.patch_embeddings)\.', 'backbone.embed.proj.'),
     KeyRule(TIMM + r'attn\.qkv\.bias_mask$', None, reason='masks of the biases of keys'),
     *TIMM_LAYERS,
     KeyRule(TIMM + r'mlp\.w3\.', LAYER + 'ffn.fc2.'),
@@ -48,9 +47,6 @@ DINOV3 = (
     KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
     KeyRule(r'rope_embed\.periods$', None, reason='rotary periods, which the model computes'),
     KeyRule(r'local_cls_norm\.', None, reason='norms of the local crops of the pre-training'),
-    KeyRule(DINOV3_EMBEDDING + r'cls_token$', 'backbone.embed.cls_token'),
-    KeyRule(DINOV3_EMBEDDING + r'register_tokens$', REGISTERS),
-    KeyRule(DINOV3_EMBEDDING + r'patch_embeddings\.', 'backbone.embed.proj.'),
     KeyRule(DINOV3_LAYER + r'attention\.in_proj\.', LAYER + 'attn.in_proj.'),
     KeyRule(DINOV3_LAYER + r'attention\.o_proj\.', LAYER + 'attn.proj.'),
     KeyRule(DINOV3_LAYER + r'norm([12])\.', LAYER + r'norm\2.'),

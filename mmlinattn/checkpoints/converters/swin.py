@@ -83,8 +83,7 @@ RULES = (
     KeyRule(OPENMMLAB_STAGE + r'downsample\.', r'backbone.merges.\1.', _channels),
     KeyRule(BACKBONE + r'norm([0-3])\.', r'backbone.out_norms.\1.'),
     KeyRule(r'norm\.', 'backbone.out_norms.3.'),
-    KeyRule(r'head\.fc\.', 'head.fc.'),
-    KeyRule(r'head\.(?=weight$|bias$)', 'head.fc.'),
+    KeyRule(r'head\.(?:fc\.|(?=weight$|bias$))', 'head.fc.'),
     *OPENMMLAB,
 )
 
