@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.layers import MALA, RALA, BaseAttention, LinearAttention, MLLAAttention
-from ..models.layers.attend_calls import Call, calls_of
+from ..models.layers.attend_calls import Call, calls_of, method_replaced
 from ..models.layers.rotary import rotary_over_heads
 from ..ops.linear.options import LinearOptions
 from ..ops.linear.reference import kv_sum as kv_sum_reference
@@ -140,11 +140,8 @@ def _operator_call(
         taken.append((q, k, v, LinearOptions(**{name: options[name] for name in names})))
         return weigh(q, k, v, **options)
 
-    attn.weigh = keep  # type: ignore[method-assign]  # of this object
-    try:
+    with method_replaced(attn, 'weigh', keep):
         attn.attend(*call)
-    finally:
-        del attn.weigh
     return taken[0]
 
 

@@ -1,8 +1,8 @@
 """Weight of every key for one query, comparable across all attentions."""
 
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Dict, Iterator, Sequence, Tuple, Union
+from typing import ContextManager, Dict, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention
-from ..models.layers.attend_calls import Call
+from ..models.layers.attend_calls import Call, method_replaced
 from .files import save_figure
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
@@ -84,18 +84,12 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
     return weights.unflatten(1, key_shape(weights.shape[1], (height, width))).detach()
 
 
-@contextmanager
-def _held_rings(attn: BaseAttention) -> Iterator[None]:
+def _held_rings(attn: BaseAttention) -> ContextManager[None]:
     """Hold ring weights constant, although they are computed from the values."""
     if not isinstance(attn, RippleAttention):
-        yield
-        return
+        return nullcontext()
     logits = attn.logits
-    attn.logits = lambda v: logits(v).detach()  # type: ignore[method-assign]  # of this object
-    try:
-        yield
-    finally:
-        del attn.logits
+    return method_replaced(attn, 'logits', lambda v: logits(v).detach())
 
 
 def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:

@@ -2,13 +2,14 @@
 
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Iterator, Union
+from typing import Any, ContextManager, Iterator, Union
 
 import torch
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 
+from ...models.layers.attend_calls import method_replaced
 from ..model import unwrapped
 
 DTYPES = ('bfloat16', 'float16')
@@ -78,8 +79,7 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
             yield
 
 
-@contextmanager
-def _autocast(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def _autocast(module: nn.Module, dtype: torch.dtype) -> ContextManager[None]:
     forward = module.forward
 
     @wraps(forward)
@@ -87,11 +87,7 @@ def _autocast(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         with torch.autocast('cpu', dtype=dtype):
             return _to_float32(forward(*args, **kwargs))
 
-    module.forward = wrapped
-    try:
-        yield
-    finally:
-        del module.forward
+    return method_replaced(module, 'forward', wrapped)
 
 
 def _to_float32(value: Any) -> Any:

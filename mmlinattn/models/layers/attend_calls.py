@@ -1,9 +1,9 @@
 """Queries, keys and values that an attention gets, while a model runs."""
 
 from contextlib import contextmanager
-from typing import Callable, Iterator, List, NamedTuple
+from typing import Any, Callable, ContextManager, Iterator, List, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .base import BaseAttention, TokenLayout
 
@@ -18,24 +18,30 @@ class Call(NamedTuple):
 
 
 @contextmanager
-def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> Iterator[None]:
+def method_replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Replace a method of this one module inside the block."""
+    outer = vars(module).get(name)
+    setattr(module, name, method)
+    try:
+        yield
+    finally:
+        delattr(module, name)
+        if outer is not None:
+            setattr(module, name, outer)
+
+
+def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> ContextManager[None]:
     """Call ``watch`` before each call of :meth:`BaseAttention.attend` inside the block.
 
     Its tensors are detached. Images of different sizes that are packed may come one by one.
     """
-    attend, outer = attn.attend, vars(attn).get('attend')
+    attend = attn.attend
 
     def watched(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         watch(Call(q.detach(), k.detach(), v.detach(), layout))
         return attend(q, k, v, layout)
 
-    attn.attend = watched  # type: ignore[method-assign]  # of this object
-    try:
-        yield
-    finally:
-        del attn.attend
-        if outer is not None:
-            attn.attend = outer  # type: ignore[method-assign]  # of this object
+    return method_replaced(attn, 'attend', watched)
 
 
 @contextmanager
