@@ -37,15 +37,14 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
         'meta'
     """
     cfg = cfg if isinstance(cfg, Config) else Config.fromfile(cfg)
-    if 'model' not in cfg:
-        raise ValueError(f'the config has no model: {cfg.filename or cfg}')
+    model_cfg = _with_preprocessor(cfg)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), quiet():
         try:
             with torch.device('meta'):
-                return MODELS.build(copy.deepcopy(_with_preprocessor(cfg)))
+                return MODELS.build(copy.deepcopy(model_cfg))
         except RuntimeError:
             # Some constructors compute with tensor values, which meta tensors do not have.
-            return MODELS.build(copy.deepcopy(_with_preprocessor(cfg)))
+            return MODELS.build(copy.deepcopy(model_cfg))
 
 
 def check_device(device: Optional[str]) -> str:
@@ -126,8 +125,6 @@ def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
         (False, 0.02)
     """
     check_device(device)
-    if 'model' not in cfg:
-        raise ValueError(f'the config has no model: {cfg.filename or cfg}')
     model_cfg = copy.deepcopy(_with_preprocessor(cfg))
     remove_pretrained(model_cfg)
     torch.manual_seed(seed)
@@ -153,6 +150,8 @@ def length_before(info: Mapping) -> int:
 
 
 def _with_preprocessor(cfg: Config) -> dict:
+    if 'model' not in cfg:
+        raise ValueError(f'the config has no model: {cfg.filename or cfg}')
     preprocessor = preprocessor_of(cfg)
     return dict(cfg.model, data_preprocessor=preprocessor) if preprocessor else cfg.model
 

@@ -33,7 +33,8 @@ class HViTTT(MLLA):
     Stem without a residual connection, then :class:`TransformerBlock` with conditional position
     encoding and :class:`ResidualMixFFN`; downsampling and norms of the outputs are MLLA's. With
     ``TTTAttention``, the default, it is linear in the number of tokens in all stages. It computes
-    the same as the release, whose weights ``convert(..., source='vittt')`` renames.
+    the same as the release, whose weights ``convert(..., source='vittt')`` renames. Inputs, outputs
+    and errors are those of :class:`MLLA`.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, or a dict with ``embed_dims``, ``depths``,
@@ -41,15 +42,6 @@ class HViTTT(MLLA):
         attn_cfg: see :class:`Backbone`.
         kwargs: options of :class:`MLLA`: ``in_channels``, ``out_norm``, ``norm_cfg`` and those of
             :class:`HierarchicalBackbone`.
-
-    Inputs:
-        (B, in_channels, H, W) of any size.
-
-    Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
-    Raises:
-        ValueError: the channels of the first stage are odd, or do not suit the attention.
 
     Example:
         >>> import torch

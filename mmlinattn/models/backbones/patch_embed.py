@@ -4,6 +4,7 @@ from typing import Optional
 
 import torch
 import torch.nn.functional as F
+from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
@@ -64,6 +65,18 @@ def resize_embedding(embed: Tensor, size: int) -> Tensor:
     if not may_be_symbolic(size) and embed.shape[1] == size:
         return embed
     return F.interpolate(embed.float().mT, size=size, mode='linear').mT.to(embed.dtype)
+
+
+def resize_loaded_embedding(
+    state_dict: dict, name: str, own: Optional[Tensor], unit: str = ''
+) -> None:
+    """Resize an embedding of a checkpoint along an axis to the size of the model, and log it."""
+    loaded = state_dict.get(name)
+    if loaded is None or own is None or loaded.shape == own.shape:
+        return
+    check_positions(name, loaded, own)
+    print_log(f'{name} is resized from {loaded.shape[1]} to {own.shape[1]}{unit}')
+    state_dict[name] = resize_embedding(loaded, own.shape[1])
 
 
 def check_positions(name: str, loaded: Tensor, expected: Tensor) -> None:

@@ -3,7 +3,6 @@
 from typing import Optional, Sequence, Tuple, Union
 
 import torch
-from mmengine.logging import print_log
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -11,7 +10,13 @@ from torch import Tensor
 from ...ops.common.checks import check_sides
 from ..layers import AttnCfgs
 from .hierarchical import HierarchicalBackbone
-from .patch_embed import PatchConv, PatchEmbed, check_positions, new_tokens, resize_embedding
+from .patch_embed import (
+    PatchConv,
+    PatchEmbed,
+    new_tokens,
+    resize_embedding,
+    resize_loaded_embedding,
+)
 from .transformer_block import TransformerBlock
 
 # Table 2 of the paper; "medium" and "base" are the deep variants.
@@ -79,12 +84,7 @@ class ViLPatchEmbed(PatchEmbed):
     def _resize_checkpoint_positions(self, state_dict: dict, prefix: str, *_) -> None:
         """Resize the position embeddings of a checkpoint to the grid of the model."""
         for name in ('row_embed', 'column_embed'):
-            loaded, expected = state_dict.get(prefix + name), getattr(self, name)
-            if loaded is None or expected is None or loaded.shape == expected.shape:
-                continue
-            check_positions(prefix + name, loaded, expected)
-            print_log(f'{prefix}{name} is resized from {loaded.shape[1]} to {expected.shape[1]}')
-            state_dict[prefix + name] = resize_embedding(loaded, expected.shape[1])
+            resize_loaded_embedding(state_dict, prefix + name, getattr(self, name))
 
 
 @MODELS.register_module()

@@ -220,8 +220,7 @@ class SpaceTimeBlock(TransformerBlock):
 
     Args:
         steps: keys of :data:`STEPS`.
-        embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path, eps, kwargs: options of
-            :class:`TransformerBlock`.
+        embed_dims, num_heads, mlp_ratio, attn_cfg, args, kwargs: as in :class:`TransformerBlock`.
 
     Raises:
         ValueError: an attention does not support clips, and a step needs it; in the forward pass,
@@ -239,14 +238,12 @@ class SpaceTimeBlock(TransformerBlock):
         num_heads: int,
         mlp_ratio: float,
         attn_cfg: AttnCfg,
-        drop_path: float = 0.0,
-        eps: float = 1e-6,
-        *,
+        *args: Any,
         steps: Sequence[str] = ('joint',),
         **kwargs: Any,
     ) -> None:
-        super().__init__(embed_dims, num_heads, mlp_ratio, attn_cfg, drop_path, eps, **kwargs)
-        self.step_names = resolve_scheme(steps)
+        super().__init__(embed_dims, num_heads, mlp_ratio, attn_cfg, *args, **kwargs)
+        self.step_names, eps = resolve_scheme(steps), self.norm1.eps
         self.steps = ModuleList(
             SpaceTimeStep(embed_dims, num_heads, attn_cfg, eps) for _ in self.step_names[:-1]
         )

@@ -7,7 +7,7 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...models.backbones.patch_embed import check_positions, resize_embedding
+from ...models.backbones.patch_embed import resize_embedding, resize_loaded_embedding
 from ...models.backbones.vision_transformer import ViT
 from ...models.backbones.vit_patch_embed import ViTPatchEmbed
 from ...models.layers import AttnCfg
@@ -66,14 +66,7 @@ class ClipEmbed(ViTPatchEmbed):
 
     def _resize_checkpoint_frames(self, state_dict: dict, prefix: str, *_) -> None:
         """Resize the time embedding of a checkpoint to the frames of the model."""
-        name = f'{prefix}time_embed'
-        if self.time_embed is None or name not in state_dict:
-            return
-        loaded, frames = state_dict[name], self.time_embed.shape[1]
-        check_positions(name, loaded, self.time_embed)
-        if loaded.shape[1] != frames:
-            print_log(f'{name} is resized from {loaded.shape[1]} to {frames} frames')
-            state_dict[name] = resize_embedding(loaded, frames)
+        resize_loaded_embedding(state_dict, f'{prefix}time_embed', self.time_embed, ' frames')
 
 
 @MODELS.register_module()
