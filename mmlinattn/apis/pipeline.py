@@ -34,13 +34,8 @@ def loading_step(steps: Sequence[dict]) -> dict:
 class Reader:
     """Reader of image files, by the step that loads them in the test pipeline.
 
-    Args:
-        steps: the test pipeline.
-        scope: ``default_scope`` of the config.
-
-    Attributes:
-        is_plain: True if images are those of :func:`.sources.read_image`.
-        is_bgr: True if they differ from those in dtype or decoder alone.
+    ``is_plain`` is True if images are those of :func:`.sources.read_image`, ``is_bgr`` if they
+    differ from those in dtype or decoder alone.
     """
 
     def __init__(self, steps: Sequence[dict], scope: Optional[str]) -> None:
@@ -94,12 +89,7 @@ def without_loading(steps: Sequence[dict]) -> List[dict]:
 
 
 def packed_input(pipeline: Compose, image: np.ndarray) -> dict:
-    """Return the output of a pipeline for one image.
-
-    Args:
-        pipeline: steps of :func:`without_loading`, built in the scope of the config.
-        image: pixels, as the pipeline loads them.
-    """
+    """Return the output of a pipeline of :func:`without_loading` for the pixels of one image."""
     shape = image.shape[:2]
     known = dict(img=image, img_shape=shape, ori_shape=shape, img_path='', img_id=0, sample_idx=0)
     return pipeline(known)

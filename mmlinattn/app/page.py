@@ -21,12 +21,9 @@ NO_LAYER = 'No attention of this model can be shown.'
 
 
 class Callbacks:
-    """Functions of the controls, called one at a time.
+    """Functions of the controls for predictors by name, called one at a time.
 
     MMEngine's scope is global to the process, and an attention is observed while its model runs.
-
-    Args:
-        models: predictors by name; see :func:`.models.load_models`.
     """
 
     def __init__(self, models: Dict[str, Predictor]) -> None:
@@ -92,12 +89,7 @@ def table_of(prediction: Prediction) -> Dict[str, list]:
 
 
 def build_page(callbacks: Callbacks, examples: Sequence[Path] = ()) -> 'gradio.Blocks':
-    """Build the page of models.
-
-    Args:
-        callbacks: functions of the controls.
-        examples: example images.
-    """
+    """Build the page of models, with some images as examples."""
     import gradio as gr
 
     def guarded(function: Any) -> Any:

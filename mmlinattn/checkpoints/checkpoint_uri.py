@@ -40,10 +40,7 @@ ZOOS: Dict[str, Callable[[], Dict[str, str]]] = {
 
 
 def open_source(source: PathLike) -> BinaryIO:
-    """Open a checkpoint for reading and download it first if needed.
-
-    Args:
-        source: see :func:`mmlinattn.checkpoints.read_checkpoint`.
+    """Open a checkpoint for reading and download it first if needed, see :func:`.read_checkpoint`.
 
     Raises:
         FileNotFoundError: no such file.

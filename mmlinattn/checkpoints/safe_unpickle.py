@@ -141,15 +141,6 @@ class PlainUnpickler(pickle.Unpickler):
 
     Raises:
         pickle.UnpicklingError: on ``load``, if the pickle contains anything else.
-
-    Example:
-        >>> import io
-        >>> PlainUnpickler(io.BytesIO(pickle.dumps({'boxes': np.zeros(2)}))).load()
-        {'boxes': _Array([0., 0.])}
-        >>> PlainUnpickler(io.BytesIO(pickle.dumps(print))).load()
-        Traceback (most recent call last):
-            ...
-        _pickle.UnpicklingError: the code of builtins.print would have to run
     """
 
     def find_class(self, module: str, name: str) -> Any:

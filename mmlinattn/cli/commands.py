@@ -56,10 +56,6 @@ def find_command(words: List[str]) -> Tuple[str, List[str]]:
 
     Raises:
         ValueError: there is no such command; the message suggests similar names.
-
-    Example:
-        >>> find_command(['analyze', 'attention', 'config.py'])
-        ('analyze attention', ['config.py'])
     """
     for count in (1, 2):
         name = ' '.join(words[:count])

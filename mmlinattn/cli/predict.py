@@ -21,12 +21,7 @@ from ..utils.command_line import error_text, plain_console, progress_bars
 class Job:
     """Prediction of image files, with pictures of each batch written before the next is read.
 
-    An image that fails is named, and the others are predicted.
-
-    Attributes:
-        records: predictions for :func:`mmlinattn.apis.coco_json`.
-        seconds: time of each image.
-        faults: number of images that failed.
+    An image that fails is named and counted in ``faults``, and the others are predicted.
     """
 
     def __init__(self, args: argparse.Namespace, predictor: Predictor, bars: Progress) -> None:

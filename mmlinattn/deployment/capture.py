@@ -87,15 +87,12 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
 
 
 def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> ExportedProgram:
-    """Export a model to a program with ``torch.export``.
+    """Export a model to a program with ``torch.export``; its outputs are a dict.
 
     Args:
         model: model from :func:`.deployable.deployable`.
         metadata: description with the input sizes that the program must accept.
         coarsest: stride of the coarsest feature map, see :func:`strides_of`.
-
-    Returns:
-        the program; its arguments are those of ``model``, its outputs are a dict.
 
     Raises:
         FormatError: see :func:`check_torch`.

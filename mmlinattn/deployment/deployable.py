@@ -166,12 +166,7 @@ def exported_form(model: BaseModel, cfg: Config) -> Type[Deployable]:
 
 
 def deployable(model: BaseModel, cfg: Config) -> Deployable:
-    """Wrap a model for export.
-
-    Args:
-        model: built from ``cfg.model``, in eval mode; layers that cannot be captured are replaced
-            in place by equivalents.
-        cfg: config of the model.
+    """Wrap a model, built from ``cfg.model``, for export; some of its layers are replaced in place.
 
     Raises:
         NotDeployable: see :func:`exported_form`, or a setting cannot be exported.
@@ -187,9 +182,7 @@ def deployable(model: BaseModel, cfg: Config) -> Deployable:
 def load(cfg: Config, checkpoint: Optional[str]) -> Tuple[Deployable, Sequence[str]]:
     """Build and load the model of a config for export, and return it with its class names.
 
-    Args:
-        cfg: config from :func:`mmlinattn.engine.config.load_config`.
-        checkpoint: a file or a URL; None for initial weights.
+    Without a checkpoint the model has initial weights.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.

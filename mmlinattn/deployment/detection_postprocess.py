@@ -102,12 +102,9 @@ def _by_anchor(level: Tensor, values: int) -> Tensor:
 def survivors(candidates: Candidates, groups: Tensor, cfg: dict, limit: Tensor) -> Candidates:
     """Apply non-maximum suppression and return the best boxes of each image.
 
-    Args:
-        candidates: boxes, scores and labels.
-        groups: (B, N); boxes of different groups do not suppress each other.
-        cfg: ``test_cfg`` with ``nms`` and ``max_per_img``, the number of boxes; missing ones are
-            padded with score 0.
-        limit: :func:`corners` of the images before padding.
+    Boxes of different ``groups`` (B, N) do not suppress each other. ``cfg`` has ``nms`` and
+    ``max_per_img``, the number of boxes; missing ones are padded with score 0. ``limit`` are the
+    :func:`corners` of the images before padding.
     """
     (boxes, scores, _), number = candidates, cfg['max_per_img']
     # As in mmcv, an offset per group keeps boxes of different groups from overlapping.

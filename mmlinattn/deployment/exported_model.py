@@ -151,12 +151,7 @@ class ExportedModel(BaseModel):
 
 
 def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
-    """Raise FileError unless the metadata of an exported file match a model.
-
-    Args:
-        file: exported file.
-        model: built from ``cfg.model``; its weights do not matter.
-        cfg: config of the model; ``default_scope`` names the framework.
+    """Raise FileError unless the metadata of an exported file match a model, but for its weights.
 
     Raises:
         FileError: task, number of classes, stride or prediction of masks differ.

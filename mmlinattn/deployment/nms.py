@@ -14,19 +14,11 @@ from torch import Tensor
 
 @torch.library.custom_op('mmlinattn::suppress', mutates_args=())
 def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) -> Tensor:
-    """Apply greedy non-maximum suppression to each image.
+    """Apply greedy non-maximum suppression to boxes (B, N, 4) with scores (B, N) of each image.
 
-    The result always has the shape of the scores, so that torch.export can capture the model. In
-    ONNX it becomes a ``NonMaxSuppression``.
-
-    Args:
-        boxes: (B, N, 4) float32, x1 y1 x2 y2.
-        scores: (B, N) float32; boxes without a positive score are ignored.
-        iou_threshold: a box is removed if its IoU with a better one is larger.
-        limit: maximum number of boxes to keep per image.
-
-    Returns:
-        (B, N) float32, 1 for kept boxes and 0 elsewhere.
+    The result always has the shape of the scores, so that torch.export can capture the model: 1 for
+    the ``limit`` best boxes that are kept, and 0 elsewhere. Boxes without a positive score are
+    ignored. In ONNX it becomes a ``NonMaxSuppression``.
     """
     from torchvision.ops import nms
 

@@ -207,12 +207,6 @@ def check_structure(cfg: Config) -> None:
     Raises:
         TypeError: a section or ``type`` is invalid; the message names the place.
         ValueError: a transform or data set would unpickle its files.
-
-    Example:
-        >>> check_structure(Config(dict(model=dict(neck=[dict(type=3)]))))
-        Traceback (most recent call last):
-            ...
-        TypeError: model.neck[0].type of the config must be a name or a class, got 3
     """
     for name in DICTS:
         if not isinstance(cfg.get(name) or {}, dict):

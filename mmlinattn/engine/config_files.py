@@ -16,10 +16,6 @@ def config_file(config: str) -> str:
     Raises:
         FileNotFoundError: no such file or name; the message suggests similar names.
         ValueError: the file is no config, such as a checkpoint.
-
-    Example:
-        >>> Path(config_file('ravlt-t_8xb128_in1k')).name
-        'ravlt-t_8xb128_in1k.py'
     """
     if osp.isfile(config):
         if not config.endswith(SUFFIXES):
@@ -42,10 +38,6 @@ def package_configs() -> Dict[str, Path]:
     """Return the configs of this package: name -> path.
 
     If two have one name, it means the first path by alphabet.
-
-    Example:
-        >>> package_configs()['ravlt-t_8xb128_in1k'].parent.name
-        'ravlt'
     """
     # An installed package contains its configs, as mim expects; in a checkout they are beside it.
     package = Path(__file__).resolve().parents[1]
@@ -55,16 +47,10 @@ def package_configs() -> Dict[str, Path]:
 
 
 def pretraining_config(checkpoint: str) -> Optional[str]:
-    """Return the config of this package that trains the weights of a checkpoint.
+    """Return the config that trains the weights of a checkpoint, from the repository's root.
 
     The configs of detectors and segmentors call the weights of ``NAME_8xb128_in1k.py``
-    ``checkpoints/NAME_in1k.pth``.
-
-    Args:
-        checkpoint: path or address of the checkpoint.
-
-    Returns:
-        the path below the repository's root, or None if no config has that name.
+    ``checkpoints/NAME_in1k.pth``. For other names it is None.
 
     Example:
         >>> pretraining_config('checkpoints/mit-b0-rwgka_in1k.pth')

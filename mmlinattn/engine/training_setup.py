@@ -16,12 +16,10 @@ from .hooks.report_hook import ReportHook
 def set_up_training(
     cfg: Config, *, resume: Optional[str], amp: bool, auto_scale_lr: bool = False
 ) -> None:
-    """Change a config in place, between its checks and the runner.
+    """Change a checked config with a work directory in place, before the runner is built.
 
-    Args:
-        cfg: a checked config with a work directory.
-        resume, amp: see :func:`set_resume` and :func:`use_amp`.
-        auto_scale_lr: scale the learning rate by the batch size (``--auto-scale-lr``).
+    ``resume`` and ``amp`` are those of :func:`set_resume` and :func:`use_amp`; ``auto_scale_lr``
+    scales the learning rate by the batch size.
 
     Raises:
         CheckpointError: nothing intact to resume from.
@@ -66,12 +64,10 @@ def use_amp(cfg: Config, requested: bool) -> None:
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """Set the checkpoint to resume from (``--resume``).
+    """Set the checkpoint to resume from (``--resume``); None is a new training.
 
-    Args:
-        cfg: the config, changed in place.
-        resume: a checkpoint; None for a new training; ``'auto'`` for the newest intact checkpoint
-            of the work directory, if any. With several processes only the first one searches.
+    ``'auto'`` is the newest intact checkpoint of the work directory, if any. With several processes
+    only the first one searches.
 
     Raises:
         CheckpointError: the work directory has checkpoints, but no intact one.

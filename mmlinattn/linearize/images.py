@@ -144,13 +144,8 @@ def check_readable(
 ) -> None:
     """Check that all images can be read and make batches: one size, or crops of one size.
 
-    Pixels are read of one image of each size only, and of images that Pillow cannot read.
-
-    Args:
-        paths: the images.
-        source: where they come from, for messages.
-        pipeline: see :func:`image_pipeline`.
-        padded: sizes may differ, since batches are padded and the padding does not count.
+    Pixels are read of one image of each size only, and of images that Pillow cannot read. If
+    ``padded``, sizes may differ, since batches are padded and the padding does not count.
 
     Raises:
         DataError: an image cannot be read, or sizes differ without a crop.

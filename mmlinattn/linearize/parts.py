@@ -44,13 +44,9 @@ def options_of(model_cfg: ConfigDict, part: str) -> ConfigDict:
 def inputs_of(
     model: BaseModel, part: str, images: Tensor, data_samples: Optional[list] = None
 ) -> Dict[str, Any]:
-    """Return the arguments of ``forward`` of a backbone or encoder for images, by their names.
+    """Return the arguments of a part's ``forward`` for images (B, 3, H, W), by name.
 
-    Args:
-        model: the whole model.
-        part: ``'backbone'`` or ``'encoder'``.
-        images: (B, 3, H, W).
-        data_samples: sizes of the images; without them the images have no padding.
+    ``data_samples`` have the sizes of the images; without them the images have no padding.
     """
     if part == 'backbone':
         return dict(images=images)

@@ -37,12 +37,8 @@ def phase_config(
 ) -> Config:
     """Return the config of phase A or B, which any runner of MMEngine trains.
 
-    Args:
-        cfg, student: configs of the teacher and of the student.
-        phase: ``'a'`` or ``'b'``.
-        options: options of the distillation.
-        teacher, start: checkpoints of the teacher and of the student's first weights.
-        images: JSON file, the list of the images.
+    ``cfg`` and ``teacher`` are config and checkpoint of the teacher, ``student`` and ``start``
+    those of the student at first. ``images`` is a JSON file, the list of the images.
     """
     iters = getattr(options, f'iters_{phase}')
     imports = list((cfg.get('custom_imports') or {}).get('imports', ()))

@@ -253,9 +253,7 @@ class Linearizer:
 def attention_errors(cfg: Config, seed: int) -> Dict[str, float]:
     """Return the error of each replaced attention on the first images, by its name.
 
-    Args:
-        cfg: config of phase A, see :func:`.phases.phase_config`.
-        seed: of the random crops.
+    ``cfg`` is that of phase A, see :func:`.phases.phase_config`; ``seed`` is of the random crops.
     """
     model = MODELS.build(cfg.model)
     with initial_weights_read_safely(model):

@@ -29,14 +29,10 @@ SMALL_VIT = dict(embed_dims=16, num_heads=2, depth=2, patch_size=8)
 
 
 class AttentionCase:
-    """Layer under test, and its inputs.
+    """Layer under test with a map ``hw_shape``, at least 3 x 3, and its inputs.
 
     Parameters that start as zeros, such as learnt positions or gates, get small random values, so
     that the rules see them.
-
-    Args:
-        attn_cfg: class, name or config of the attention.
-        hw_shape: (H, W) of the map, at least 3 x 3.
     """
 
     def __init__(self, attn_cfg: AttnCfg, hw_shape: Tuple[int, int]) -> None:

@@ -163,9 +163,6 @@ def unwind_on_sigterm() -> Iterator[None]:
 
     The process exits with code 143, like one killed by the signal. A hook may replace the handler
     inside the block, as :class:`.preemption.PreemptionHook` does.
-
-    Raises:
-        SystemExit: code 143, on SIGTERM.
     """
     owner, last = os.getpid(), -math.inf
 
@@ -194,16 +191,9 @@ def errors_in_one_line(
 ) -> Iterator[None]:
     """Print an exception of these kinds as one line to stderr and exit with code 2.
 
-    Every command runs inside this block, so it also ends in one line on Ctrl-C, and handles
-    SIGTERM, see :func:`unwind_on_sigterm`.
-
-    Args:
-        debug: raise the exception unchanged, with its traceback (``--debug``).
-        kinds: exception classes to handle.
-        log_dir: folder for the traceback, written as ``error.txt`` if possible.
-
-    Raises:
-        SystemExit: code 2 instead of the exception; code 130 on Ctrl-C, 143 on SIGTERM.
+    Every command runs inside this block, so it also ends in one line on Ctrl-C (code 130), and
+    handles SIGTERM, see :func:`unwind_on_sigterm`. With ``debug`` the exception is raised
+    unchanged; else its traceback is written to ``error.txt`` in ``log_dir`` if possible.
     """
     try:
         with unwind_on_sigterm():

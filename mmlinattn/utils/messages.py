@@ -52,10 +52,9 @@ def _is_other(record: logging.LogRecord) -> bool:
 
 
 def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
-    """Filter :data:`MESSAGES` out of the console output of a logger; its log file keeps them.
+    """Filter :data:`MESSAGES` out of a logger's console output; return the handlers that change.
 
-    Returns:
-        the handlers that did not hide them before.
+    The log file keeps the messages.
     """
     printing = [x for x in logger.handlers if not isinstance(x, logging.FileHandler)]
     changed = [handler for handler in printing if _is_other not in handler.filters]
@@ -67,8 +66,7 @@ def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
 def hide_known_messages() -> List[logging.Handler]:
     """Filter :data:`MESSAGES` out of warnings and MMEngine's console log until the process ends.
 
-    Returns:
-        see :func:`hide_on_console`.
+    Returns what :func:`hide_on_console` does.
     """
     for text in MESSAGES:
         warnings.filterwarnings('ignore', message=re.escape(text))

@@ -72,19 +72,9 @@ def get_compiling_cuda_version() -> str:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Apply greedy non-maximum suppression.
+    """Return the indices (K,) int64, best first, that greedy suppression of boxes (N, 4) leaves.
 
-    Args:
-        boxes (Tensor): (N, 4), x1 y1 x2 y2.
-        scores (Tensor): (N,).
-        iou_threshold (float): A box is removed if its IoU with a better one is larger.
-        offset (int): 0. 1, for sizes of x2 - x1 + 1 as in MMDetection 1.x, needs compiled mmcv.
-
-    Returns:
-        Tensor: (K,), int64. Indices of the remaining boxes, best first.
-
-    Raises:
-        NotImplementedError: If offset is not 0.
+    A box is removed if its IoU with a better one is above the threshold.
     """
     if offset:
         raise NotImplementedError(_how_to_get(f'nms with {offset=}'))
@@ -106,22 +96,7 @@ def roi_align_forward(
     aligned_height: int, aligned_width: int, spatial_scale: float, sampling_ratio: int,
     pool_mode: int, aligned: bool,
 ) -> None:  # fmt: skip
-    """Apply RoIAlign with average pooling.
-
-    Args:
-        input (Tensor): (B, C, H, W).
-        rois (Tensor): (K, 5), index in the batch and x1 y1 x2 y2, in the dtype of input.
-        output (Tensor): (K, C, aligned_height, aligned_width), written.
-        argmax_y, argmax_x (Tensor): Ignored, used by max pooling only.
-        aligned_height, aligned_width (int): Number of bins.
-        spatial_scale (float): Scale of the map relative to the image of the boxes.
-        sampling_ratio (int): Samples along a side of a bin; 0 takes one for each pixel.
-        pool_mode (int): 1, average pooling.
-        aligned (bool): Shift by half a pixel.
-
-    Raises:
-        NotImplementedError: If pool_mode is 0, max pooling.
-    """
+    """Write RoIAlign of maps (B, C, H, W) for rois (K, 5), index and x1 y1 x2 y2, to ``output``."""
     _check_average(pool_mode)
     output.copy_(
         torch.ops.torchvision.roi_align(
@@ -136,16 +111,7 @@ def roi_align_backward(
     aligned_height: int, aligned_width: int, spatial_scale: float, sampling_ratio: int,
     pool_mode: int, aligned: bool,
 ) -> None:  # fmt: skip
-    """Write the gradient of :func:`roi_align_forward` for input to ``grad_input``.
-
-    Args:
-        grad_output (Tensor): (K, C, aligned_height, aligned_width).
-        rois (Tensor): (K, 5).
-        argmax_y, argmax_x (Tensor): Ignored.
-        grad_input (Tensor): (B, C, H, W), written.
-
-    The other arguments are those of the forward function.
-    """
+    """Write the gradient of :func:`roi_align_forward` for its input to ``grad_input``."""
     _check_average(pool_mode)
     grad_output, rois = _widen(grad_output), _widen(rois)
     if torch.are_deterministic_algorithms_enabled():
@@ -170,15 +136,10 @@ def _check_average(pool_mode: int) -> None:
 def sigmoid_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
-    """Compute the focal loss of each logit.
+    """Write the focal loss of each logit (N, C) to ``output``.
 
-    Args:
-        input (Tensor): (N, C), logits.
-        target (Tensor): (N,), int64. Class of each row; C is background, a row without a class.
-        weight (Tensor): (C,), weight of each target class, or empty. Background has weight 1.
-        output (Tensor): (N, C), written.
-        gamma (float): Exponent that reduces the loss of confident predictions.
-        alpha (float): Weight of the target class; the others have weight 1 - alpha.
+    ``target`` (N,) has the class of each row; C is background, a row without a class. ``weight``
+    (C,) has the weight of each target class, or is empty; background has weight 1.
     """
     _, z, balance = _focal_terms(input, target, weight, alpha)
     output.copy_(-balance * (-z).sigmoid() ** gamma * F.logsigmoid(z))
@@ -218,18 +179,10 @@ def ms_deform_attn_forward(
     value: Tensor, value_spatial_shapes: Tensor, value_level_start_index: Tensor,
     sampling_locations: Tensor, attention_weights: Tensor, im2col_step: int,
 ) -> Tensor:  # fmt: skip
-    """Compute the weighted sum of bilinear samples from maps of several sizes.
+    """Return the weighted sum (B, Q, heads * D) of bilinear samples from maps of several sizes.
 
-    Args:
-        value (Tensor): (B, S, heads, D), concatenated pixels of all maps.
-        value_spatial_shapes (Tensor): (L, 2), int64. Height and width of each map.
-        value_level_start_index (Tensor): (L,), int64. Index in S of the first pixel of each map.
-        sampling_locations (Tensor): (B, Q, heads, L, P, 2), x and y in [0, 1].
-        attention_weights (Tensor): (B, Q, heads, L, P).
-        im2col_step (int): Ignored: the batch is not split.
-
-    Returns:
-        Tensor: (B, Q, heads * D), in the dtype of value.
+    ``value`` (B, S, heads, D) has the pixels of all maps, and the shapes (L, 2) are their heights
+    and widths. Locations (B, Q, heads, L, P, 2) are x and y in [0, 1], weights (B, Q, heads, L, P).
     """
     levels = zip(value_spatial_shapes.tolist(), value_level_start_index.tolist())
     return _deform_attn(value, list(levels), sampling_locations, attention_weights)
@@ -240,16 +193,7 @@ def ms_deform_attn_backward(
     sampling_locations: Tensor, attention_weights: Tensor, grad_output: Tensor,
     grad_value: Tensor, grad_sampling_loc: Tensor, grad_attn_weight: Tensor, im2col_step: int,
 ) -> None:  # fmt: skip
-    """Compute the gradients of :func:`ms_deform_attn_forward`.
-
-    Args:
-        grad_output (Tensor): (B, Q, heads * D).
-        grad_value (Tensor): Shape of value, written.
-        grad_sampling_loc (Tensor): Shape of sampling_locations, written.
-        grad_attn_weight (Tensor): Shape of attention_weights, written.
-
-    The other arguments are those of the forward function, which is recomputed here.
-    """
+    """Write the gradients of :func:`ms_deform_attn_forward`, which is computed again here."""
     levels = list(zip(value_spatial_shapes.tolist(), value_level_start_index.tolist()))
     inputs = [x.detach().requires_grad_() for x in (value, sampling_locations, attention_weights)]
     with torch.enable_grad():

@@ -18,14 +18,7 @@ def framework_error(framework: str) -> Optional[Exception]:
 
 
 def unavailable(module: str, framework: str, package: str, error: Exception) -> Callable:
-    """Return a module's ``__getattr__`` that raises ImportError and names what to install.
-
-    Example:
-        >>> unavailable('a.b', 'MMDetection', 'onedl-mmdetection', ImportError('no mmdet'))('SMCA')
-        Traceback (most recent call last):
-        ...
-        ImportError: a.b.SMCA needs MMDetection: pip install onedl-mmdetection (no mmdet)
-    """
+    """Return a module's ``__getattr__`` that raises ImportError and names what to install."""
 
     def getattr_(name: str):
         if name.startswith('__'):

@@ -91,15 +91,8 @@ def draw_decoder_maps(
 ) -> Path:
     """Draw the best queries, one row each: the box, then its map in every decoder layer.
 
-    Maps are the mean over the heads.
-
-    Args:
-        path: PNG file to write.
-        image: (H, W, 3) uint8 RGB, in the input size of the network.
-        seen: result of :func:`record`.
-        stride: pixels per cell.
-        classes: class names.
-        count: number of queries.
+    Maps are the mean over the heads. The image (H, W, 3) uint8 RGB has the input size of the
+    network, ``stride`` pixels per cell.
     """
     layers = sorted(seen.maps)
     queries, sides = seen.best(count), torch.tensor(image.shape[1::-1]).repeat(2)

@@ -20,11 +20,7 @@ def save_figure(figure: Figure, path: Union[str, Path], **options: Any) -> Path:
 def check_picture(option: str, path: Path) -> None:
     """Check that matplotlib can write a picture, before its content is computed.
 
-    Missing folders are created.
-
-    Args:
-        option: where the path was given, for messages.
-        path: the file to write.
+    Missing folders are created. ``option`` is where the path was given, for messages.
 
     Raises:
         ValueError: matplotlib has no format for the suffix.

@@ -112,12 +112,7 @@ def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
 
 
 def reach(weights: Tensor) -> float:
-    """Return the smallest share of keys with half of the total absolute weight, in 0..1.
-
-    Example:
-        >>> reach(torch.tensor([[5.0, 1.0], [-3.0, 1.0]])), reach(torch.ones(4, 5))
-        (0.25, 0.5)
-    """
+    """Return the smallest share of keys with half of the total absolute weight, in 0..1."""
     sizes = weights.abs().flatten().double().sort(descending=True).values
     enough = sizes.cumsum(0) >= sizes.sum() / 2 * (1 - 1e-9)
     return (int(enough.int().argmax()) + 1) / len(sizes)
@@ -138,16 +133,9 @@ def weight_scale(weights: Tensor) -> float:
 
 
 def overlay(image: np.ndarray, weights: Tensor) -> np.ndarray:
-    """Return an image in pale grey under the weights (h, w) of the keys, in their cells.
+    """Return an image (H, W, 3) uint8 in pale grey under the weights (h, w) of its keys.
 
     Positive weights are red, negative ones blue. Opacity is the weight over :func:`weight_scale`.
-
-    Args:
-        image: (H, W, 3) uint8.
-        weights: (h, w).
-
-    Returns:
-        (H, W, 3) uint8 RGB.
     """
     weights = weights.detach().float().cpu()
     strength = (weights / weight_scale(weights)).clamp(-1, 1).numpy()
@@ -164,10 +152,10 @@ def draw_key_weights(
     weights: Dict[str, Tensor],
     pixel: Tuple[float, float],
 ) -> Path:
-    """Draw the picture with the query, then one panel per attention.
+    """Draw the picture with the query, then one panel per attention, and return the path.
 
-    Each panel has its own colour scale, see :func:`overlay`: panels compare where weights
-    lie, not how large they are. The number is :func:`reach`.
+    Each panel has its own colour scale, see :func:`overlay`: panels compare where weights lie, not
+    how large they are. The number is :func:`reach`.
 
     Args:
         path: file to write, in a format that matplotlib supports.

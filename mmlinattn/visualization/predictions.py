@@ -19,16 +19,10 @@ def draw_prediction(
     palette: Sequence,
     min_score: float = 0.3,
 ) -> np.ndarray:
-    """Draw a prediction over an image.
+    """Draw a prediction of a framework, on the CPU, over an image (H, W, 3) uint8 RGB.
 
-    Args:
-        image: (H, W, 3) uint8 RGB.
-        sample: prediction of MMDetection, MMSegmentation or MMPretrain, on the CPU.
-        classes, palette: names and RGB triples in 0..255.
-        min_score: objects with a lower score are left out.
-
-    Returns:
-        (H, W, 3) uint8 RGB.
+    ``palette`` has an RGB triple in 0..255 for each class. Objects below ``min_score`` are left
+    out.
     """
     visualizer: Any
     options: Dict[str, Any]

@@ -17,11 +17,8 @@ SMALLEST = 1e-8  # singular values below it, over the largest, are not drawn
 def draw_ranks(path: Path, layers: Sequence[LayerRank], tolerance: float, title: str) -> Path:
     """Draw ranks by layer above and singular values below, by kind of matrix; return ``path``.
 
-    Args:
-        path: file to write, in a format that matplotlib supports.
-        layers: from :func:`mmlinattn.analysis.rank.layer_ranks`.
-        tolerance: drawn as a line.
-        title: title of the picture.
+    ``layers`` are from :func:`mmlinattn.analysis.rank.layer_ranks`; ``tolerance`` is drawn as a
+    line.
     """
     matrices = [name for name in MATRICES if any(name in layer.spectra for layer in layers)]
     figure = Figure(figsize=(4.2 * len(matrices), 6.6), dpi=100, layout='constrained')

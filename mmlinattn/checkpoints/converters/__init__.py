@@ -226,14 +226,7 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
 
 
 def kind_of(converted: Mapping[str, Tensor]) -> str:
-    """Return the kind of model that converted weights belong to.
-
-    It is ``'classifier'``, ``'backbone'``, ``'detector'``, ``'segmentor'`` or ``'unknown'``.
-
-    Example:
-        >>> kind_of({'backbone.stem.0.conv.bias': None, 'rpn_head.rpn_cls.bias': None})
-        'detector'
-    """
+    """Return ``'classifier'``, ``'backbone'``, ``'detector'``, ``'segmentor'`` or ``'unknown'``."""
     for start, kind in KINDS:
         if any(name.startswith(start) for name in converted):
             return kind

@@ -105,14 +105,7 @@ def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Conver
 
 
 def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Dict[str, Tensor]:
-    """Concatenate the weights of several layers along dim 0 into one layer.
-
-    Example:
-        >>> q, k = torch.zeros(2, 3), torch.ones(4, 3)
-        >>> fused = fuse({'0.q.weight': q, '0.k.weight': k}, ('q', 'k'), 'qk')
-        >>> {name: tuple(value.shape) for name, value in fused.items()}
-        {'0.qk.weight': (6, 3)}
-    """
+    """Concatenate the weights of several layers along dim 0 into one layer, for each prefix."""
     fused = dict(state_dict)
     for name in state_dict:
         before, found, after = name.rpartition(f'.{parts[0]}.')

@@ -63,11 +63,9 @@ NAMES = (
 def convert_vil(state_dict: Mapping[str, Tensor]) -> Converted:
     """Rename ViL weights and fuse the projections of queries, keys and values.
 
-    Returns:
-        new name -> tensor, and the number of omitted tensors by reason. A table of relative
-        positions is square in all releases; its reach is added as another tensor. The released
-        model with attention between all tokens gets a record of it, as its weights have the shapes
-        of those with windows.
+    A table of relative positions is square in all releases; its reach is added as another tensor.
+    The released model with attention between all tokens gets a record of it, as its weights have
+    the shapes of those with windows.
 
     Raises:
         CheckpointError: see :func:`rename`; also if global tokens have their own projection.

@@ -47,7 +47,7 @@ def check_coco(
     content: Any, classes: Optional[Sequence[str]] = None, masks: bool = False,
     trained: bool = True, min_size: int = 0,
 ) -> Iterator[Finding]:  # fmt: skip
-    """Yield the problems in annotations, without reading the images.
+    """Yield the problems in the content of an annotation file, without reading the images.
 
     Args:
         content: content of the JSON file.
@@ -55,14 +55,6 @@ def check_coco(
         masks: each object must have a mask; without, masks are not looked at.
         trained: the data are for training, not for scoring.
         min_size: MMDetection leaves images with a shorter side out of training.
-
-    Example:
-        >>> image = dict(id=1, file_name='a.jpg', height=10, width=20)
-        >>> box = dict(id=1, image_id=1, category_id=7, bbox=[0, 0, 5, 4], area=0, iscrowd=0)
-        >>> category = dict(id=7, name='cat')
-        >>> found = check_coco(dict(images=[image], annotations=[box], categories=[category]))
-        >>> [(where, what[:36]) for _, where, what, fatal in found if fatal]
-        [('annotations', 'none of the 1 objects can be trained')]
     """
     tables: List[Dict[Any, Mapping]] = []
     for name, kind in LISTS.items():

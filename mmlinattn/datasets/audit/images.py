@@ -17,18 +17,9 @@ IMAGES = (
 def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
     """Return (height, width) from the header of an image file, without decoding its pixels.
 
-    Args:
-        file: path, or an open file at its beginning.
-
     Raises:
         OSError: the file cannot be read, or Pillow does not know its format.
         PIL.Image.DecompressionBombError: more than twice ``PIL.Image.MAX_IMAGE_PIXELS`` pixels.
-
-    Example:
-        >>> file = io.BytesIO()
-        >>> Image.new('RGB', (64, 48)).save(file, 'png')
-        >>> image_size(file)
-        (48, 64)
     """
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', Image.DecompressionBombWarning)
@@ -63,18 +54,9 @@ def file_fault(data: bytes, in_8_bits: bool = True) -> Optional[str]:
     """Return why an image file would be read wrongly, or None.
 
     It is empty, no image, cut off, or has 16-bit values below 4096, which become nearly black. The
-    checksums of a PNG are compared, a JPEG is decoded at an eighth of its size and other files are
-    decoded. Changed bytes inside a JPEG, which has no checksums, may not be detected.
-
-    Args:
-        data: content of the file, in any format that Pillow knows.
-        in_8_bits: see :func:`reads_8_bits`; if False, only JPEG and PNG are compared.
-
-    Example:
-        >>> file = io.BytesIO()
-        >>> Image.new('RGB', (64, 64)).save(file, 'jpeg')
-        >>> [file_fault(data) for data in (file.getvalue(), b'')]
-        [None, 'the file is empty']
+    checksums of a PNG are compared, and a JPEG is decoded at an eighth of its size. Other files are
+    decoded, unless ``in_8_bits`` is False. Changed bytes inside a JPEG, which has no checksums, may
+    not be detected.
     """
     if not data:
         return 'the file is empty'

@@ -63,11 +63,7 @@ class DataError(RedactedError, ValueError):
 
 
 def check_data(cfg: Config, *loaders: str) -> None:
-    """Check that the folders and files of the data sets exist and contain no code.
-
-    Args:
-        cfg: config with the data loaders.
-        loaders: names of those that will be used, such as ``'train_dataloader'``.
+    """Check that the folders and files of the data sets of some loaders exist and contain no code.
 
     Raises:
         FileNotFoundError: a data folder or annotation file does not exist.

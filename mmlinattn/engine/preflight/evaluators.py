@@ -30,14 +30,9 @@ def check_evaluator(
 ) -> AbstractSet[str]:
     """Score a made-up sample with copies of the metrics, and return the names of scores in order.
 
-    Metrics that are not in :data:`SAMPLES`, and those that only write files, are skipped: the
-    names then have their prefix alone, such as ``'coco_panoptic/'`` or ``''``.
-
-    Args:
-        evaluator: built evaluator with the ``dataset_meta`` of its loop.
-        configs: config of the evaluator, or a list of metric configs.
-        model: model whose predictions will be scored.
-        name: key of the evaluator in the config, such as ``'val_evaluator'``.
+    Metrics that are not in :data:`SAMPLES`, and those that only write files, are skipped: the names
+    then have their prefix alone, such as ``'coco_panoptic/'`` or ``''``. ``configs`` are those of
+    the metrics, and ``name`` is the key of the evaluator in the config.
 
     Raises:
         ValueError: a metric fails; the message lists its options.
@@ -82,12 +77,10 @@ def check_evaluator(
 
 
 def check_monitor(option: str, value: Any, scores: AbstractSet[str]) -> None:
-    """Raise ValueError if a validation has no score of this name.
+    """Raise ValueError if a validation has no score of this name, or of one of these names.
 
-    Args:
-        option: place of the option, such as ``'CheckpointHook.save_best'``.
-        value: a name or a list of names; other values and ``'auto'`` pass.
-        scores: names from :func:`check_evaluator`; empty without a validation.
+    ``'auto'`` and other values pass. ``option`` is the place of the option, and ``scores`` are
+    those of :func:`check_evaluator`, empty without a validation.
     """
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name == 'auto':
@@ -135,10 +128,7 @@ def check_rule(hook: CheckpointHook, scores: AbstractSet[str]) -> None:
 def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Finding]:
     """Compare the images that the metrics of a split read with those of its data set.
 
-    Args:
-        cfg: the config; a data set or metric without a JSON file of its own passes.
-        split: ``'train'`` (which has no metric), ``'val'`` or ``'test'``.
-        read: returns the content of a JSON file.
+    A data set or metric without a JSON file of its own passes; ``read`` returns the content of one.
     """
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
     metrics = [*_metrics(cfg, split)]

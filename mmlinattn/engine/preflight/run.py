@@ -51,14 +51,10 @@ def check_sections(cfg: Config, split: str) -> None:
 
 
 def check_run(cfg: Config, *splits: str) -> List[str]:
-    """Check model, folders, classes and annotation files before a run reads its images.
+    """Check model, folders, classes and annotation files before a run, and return warnings.
 
-    Args:
-        cfg: config from :func:`mmlinattn.engine.config.load_config`.
-        splits: those that the run will use, of ``'train'``, ``'val'``, ``'test'``.
-
-    Returns:
-        Warnings, one line for each split: the frameworks leave such records out.
+    These have a line for each split (``'train'``, ``'val'``, ``'test'``) with records that the
+    frameworks leave out.
 
     Raises:
         ValueError: see :func:`check_channels` and :func:`check_trained_sizes`.
@@ -155,12 +151,8 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
     """Read all images, maps and annotations of a config's data sets; yield split and finding.
 
     A split with the files of an earlier one is not read again, and is a finding if that one is
-    ``'train'``. The images of a split that could not be trained on are not read.
-
-    Args:
-        cfg: config from :func:`mmlinattn.engine.config.load_config`.
-        splits: any of ``'train'``, ``'val'``, ``'test'``.
-        images: filled with the number of images by split.
+    ``'train'``. The images of a split that could not be trained on are not read. ``images`` gets
+    the number of images by split.
 
     Raises:
         FileNotFoundError, DataError: a data set does not exist or cannot be built.

@@ -24,10 +24,7 @@ LOOKED_AT = 8
 class CheckedLoading:
     """Loading transform whose errors name the file; what cannot be trained on is an error.
 
-    Args:
-        load: the transform, of any framework.
-        labels: labels that the model is trained with.
-        folders: folders of the data set; files outside are not read. If empty, any file is read.
+    Files outside of ``folders``, those of the data set, are not read; without folders any file is.
     """
 
     def __init__(self, load: Any, labels: Labels, folders: Sequence[str] = ()) -> None:
@@ -170,8 +167,6 @@ def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
 def check_samples(dataset: Any, labels: Labels, trained: bool = True) -> None:
     """Check the loading of a data set, or a wrapper of several, and load a few of its samples.
 
-    Other arguments are those of :func:`sample_findings`.
-
     Raises:
         DataError: a file does not exist or cannot be read, an image has another size than its
             annotation or map, or a label is none of the model's.
@@ -188,14 +183,9 @@ def sample_findings(
 ) -> Iterator[Finding]:
     """Load samples of data sets without their other transforms, and yield the findings in them.
 
-    The loading transforms of the data sets are replaced by :class:`CheckedLoading`.
-
-    Args:
-        parts: the data sets of a data loader.
-        labels: labels that the model is trained with.
-        trained: the data are for training: each class should occur.
-        limit: number of samples of each data set, spread over all of them, and the video with
-            the greatest label; None for all.
+    The loading transforms of the data sets are replaced by :class:`CheckedLoading`. With a
+    ``limit``, that many samples of each set are loaded, spread over all of it, and the video with
+    the greatest label. If ``trained``, each class should occur.
     """
     tasks: List[Tuple[BaseDataset, List[CheckedLoading], int]] = []
     for part in parts:

@@ -28,16 +28,11 @@ RING_WEIGHTS = {
 def read_scalars(
     folder: Path, runs: Sequence[Tuple[str, int]], epoch_length: Optional[int]
 ) -> Tuple[Curves, Curves]:
-    """Read what a training and its resumed parts have logged.
+    """Read what a training and its resumed parts have logged: training, then validation, by name.
 
-    Args:
-        folder: work directory.
-        runs: folder of each part in it, and the iteration at which the part began.
-        epoch_length: iterations per epoch of a training by epochs, else None.
-
-    Returns:
-        logged values by name, in training and in validation: lists of (x, value), where x is in
-        epochs or iterations. NaN and infinite values are left out, and COCO's -1 for "no objects".
+    Each part has a folder in the work directory and the iteration at which it began. Values are
+    lists of (x, value), where x is in epochs of ``epoch_length`` iterations, or in iterations if
+    that is None. NaN and infinite values are left out, and COCO's -1 for "no objects".
     """
     training: Curves = {}
     validation: Curves = {}
@@ -64,12 +59,7 @@ def read_scalars(
 
 
 def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Figure]:
-    """Draw losses, scores and learning rate side by side; return None without losses.
-
-    Args:
-        training, validation: from :func:`read_scalars`.
-        unit: label of the x axis.
-    """
+    """Draw losses, scores and learning rate side by side; return None without losses."""
     parts = [name for name in training if 'loss' in name and name != 'loss']
     if len(parts) > MOST_LINES:  # those of the inner layers of a decoder
         parts = [name for name in parts if name[:1] != 'd' or '.' not in name]
@@ -93,12 +83,7 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
 
 
 def draw_ring_weights(training: Curves, unit: str) -> Optional[Figure]:
-    """Draw what RippleWeightsHook has logged, one line per layer; return None if it has not.
-
-    Args:
-        training: from :func:`read_scalars`.
-        unit: label of the x axis.
-    """
+    """Draw what RippleWeightsHook has logged, one line per layer; return None if it has not."""
     starts = [f'ripple/{measure}/' for measure in RING_WEIGHTS]
     layers = [name[len(starts[0]) :] for name in training if name.startswith(starts[0])]
     if not layers:

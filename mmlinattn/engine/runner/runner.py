@@ -243,13 +243,10 @@ class PluginRunner(Runner):
 
 
 def _import_formatter() -> None:
-    """Import yapf, with which MMEngine writes a config.
+    """Import yapf, with which MMEngine writes a config; raise InputError if its cache is damaged.
 
-    yapf gives its cache of grammars the final name before the content is on disk. Of processes
-    that start together for the first time, one may read an empty file.
-
-    Raises:
-        InputError: the file stays incomplete: its writer was killed.
+    yapf gives its cache of grammars the final name before the content is on disk. Of processes that
+    start together for the first time, one may read an empty file.
     """
     for _ in range(20):
         try:

@@ -25,8 +25,7 @@ NO_RATE, LAST = 1e-15, 0.01
 def check_schedule(runner: Runner) -> None:
     """Check the schedulers of a config by steps to the end of the training, without the model.
 
-    Args:
-        runner: runner with its training loop and optimizer, before it builds the schedulers.
+    The runner has its training loop and optimizer, and has not built the schedulers.
 
     Raises:
         ValueError: a scheduler cannot be built, fails before the end or never steps, or the

@@ -21,15 +21,10 @@ class ViTPatchEmbed(BaseModule):
     """Patch embedding with optional class token, registers and learnt positions.
 
     Args:
-        in_channels, embed_dims: channels of the image and of the tokens.
-        patch_size: side of a patch.
         grid: rows and columns of the position embedding; None for no positions.
         with_cls_token: prepend a class token, which has a separate position.
-        num_registers: learnt tokens between class token and patches, which have no position,
-            "Vision Transformers Need Registers" (Darcet et al., ICLR 2024).
-        pos_resize: see :func:`resize_positions`.
-        bias: add a bias to the patches.
         norm_eps: eps of a LayerNorm of all tokens, as in CLIP; None for no norm.
+        in_channels, embed_dims, patch_size, num_registers, pos_resize, bias: as in :class:`.ViT`.
 
     Raises:
         ValueError: ``num_registers`` is negative or no integer, or ``pos_resize`` is unknown; on

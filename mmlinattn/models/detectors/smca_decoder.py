@@ -150,10 +150,8 @@ class SMCADecoderLayer(BaseModule):
     ) -> Tensor:
         """Return the modulation map of each head, (B, heads, Q, H * W).
 
-        Args:
-            query, query_pos: (B, Q, C), input of the layer.
-            reference: (B, Q, 2), reference points, x and y in cells.
-            hw_shape: (H, W) of the map.
+        ``query`` and ``query_pos`` (B, Q, C) are the input of the layer, ``reference`` (B, Q, 2)
+        the reference points, x and y in cells.
         """
         assert self.offset is not None  # self.modulated
         features = self.point_features(query, query_pos)
@@ -230,14 +228,10 @@ class SMCADecoder(BaseModule):
     def predict_points(
         self, query: Tensor, query_pos: Tensor, image_sizes: Tensor
     ) -> Tuple[Tensor, Tensor]:
-        """Predict the points of the queries from the input of the first layer.
+        """Predict the points (B, Q, 2) of the queries from the input of the first layer.
 
-        Args:
-            query, query_pos: (B, Q, C).
-            image_sizes: (B, 2), width and height in pixels without padding.
-
-        Returns:
-            points before the sigmoid, and reference points in cells; (B, Q, 2) each, x and y.
+        ``image_sizes`` (B, 2) are width and height in pixels without padding. Returns the points
+        before the sigmoid, and the reference points in cells, x and y.
         """
         points = self.point(self.layers[0].point_features(query, query_pos))
         cells = image_sizes / self.stride  # not rounded: an image can end within a cell

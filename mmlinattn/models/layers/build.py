@@ -23,7 +23,7 @@ def registered_subclasses(base: type) -> Dict[str, type]:
 def build_part(
     argument: str, base: type, cfg: Union[str, dict], also_known: Iterable[str] = (), **given: Any
 ) -> Any:
-    """Build a part of an attention, such as its position.
+    """Build a part of an attention, such as its position, from a name or a config.
 
     Args:
         argument: name of the argument of the attention, for messages.

@@ -28,15 +28,9 @@ def cell_masks(
 ) -> Tensor:
     """Return which positions of an axis belong to each cell of adaptive average pooling.
 
-    Pooling by products with such a matrix exports for any grid and map.
-
-    Args:
-        cells, size: number of cells, and length of the axis.
-        device: device of the result.
-        used: number of positions that the cells cover, or of each image (B,); all by default.
-
-    Returns:
-        (cells, size) bool, or (B, cells, size) if ``used`` is a tensor.
+    Pooling by products with such a matrix exports for any grid and map. The cells cover ``used``
+    positions, of all images or of each image (B,); by default all ``size``. The result is (cells,
+    size) bool, or (B, cells, size) for a tensor.
 
     Example:
         >>> cell_masks(2, 3, torch.device('cpu')).int().tolist()  # cells may overlap

@@ -126,13 +126,9 @@ def _bias_index(rows: int, columns: int, window_size: int, device: torch.device)
 
 
 class WindowPartition:
-    """Partition of a map into windows of equal size.
+    """Partition of a map into windows of equal size; a shorter side of the map is one window.
 
-    Args:
-        hw_shape: (H, W) of the map.
-        window_size: side of a window; a shorter side of the map is one window.
-        shift: shift the windows cyclically.
-        owner: name of the attention, for messages.
+    With ``shift`` the windows are shifted cyclically. ``owner`` names the attention in messages.
     """
 
     def __init__(

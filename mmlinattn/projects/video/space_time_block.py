@@ -126,16 +126,10 @@ def _dims(counts: Sequence[Tuple[int, bool]]) -> Tuple[List[int], List[int]]:
 def attend_in_groups(
     attn: nn.Module, extra: Tensor, clip: Tensor, shape: Shape, step: str, drop_path: nn.Module
 ) -> Tuple[Tensor, Tensor]:
-    """Apply an attention to each group of a step.
+    """Apply an attention to each group of a step; extra tokens are (B, E, C).
 
-    Every group gets a copy of the extra tokens; their results are averaged over the groups.
-
-    Args:
-        extra: extra tokens (B, E, C).
-        clip: tokens (B, T * H * W, C).
-
-    Returns:
-        results for extra tokens and clip, in the same shapes.
+    Every group of the clip (B, T * H * W, C) gets a copy of the extra tokens. Their results are
+    averaged over the groups. Both results have the shapes of the inputs.
     """
     groups, inner = split_groups(clip, shape, step)
     batch, count, num_extra = *groups.shape[:2], extra.shape[1]

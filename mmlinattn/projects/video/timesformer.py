@@ -18,9 +18,7 @@ from .space_time_block import SpaceTimeBlock, ZeroLinear, resolve_scheme
 class ClipEmbed(ViTPatchEmbed):
     """Patch embedding of the frames of a clip, with learnt positions in space and in time.
 
-    Args:
-        num_frames: number of positions in time, or None for no positions in time.
-        in_channels, embed_dims, args, kwargs: options of :class:`ViTPatchEmbed`.
+    ``num_frames`` is the number of positions in time, None for none.
     """
 
     def __init__(

@@ -155,11 +155,7 @@ class ViTVQGAN(BaseModel):
         raise ValueError(f"mode must be 'tensor', 'predict' or 'loss', got {mode!r}")
 
     def code_shape(self, image: Tensor) -> Tuple[int, int]:
-        """Return the (h, w) of the codes of images (B, 3, H, W).
-
-        Raises:
-            InputError: the patch size does not divide the image.
-        """
+        """Return the (h, w) of the codes of images (B, 3, H, W), of whole patches."""
         height, width = image.shape[-2:]
         if height % self.patch_size or width % self.patch_size:
             raise InputError(
@@ -217,15 +213,10 @@ class ViTVQGAN(BaseModel):
         return losses, reconstruction.detach()
 
     def train_step(self, data: Union[dict, tuple, list], optim_wrapper: Any) -> Dict[str, Tensor]:
-        """Update the generator, then the discriminator.
+        """Update generator and discriminator; return losses and the perplexity for the log.
 
-        Args:
-            data: a batch of the data loader.
-            optim_wrapper: MMEngine's OptimWrapperDict with ``generator`` and, if the model has a
-                discriminator, ``discriminator``.
-
-        Returns:
-            losses and the perplexity of the codes, for the log.
+        ``optim_wrapper`` is MMEngine's OptimWrapperDict with ``generator`` and, if the model has a
+        discriminator, ``discriminator``.
         """
         return self.alternate(self, data, optim_wrapper)
 
