@@ -413,6 +413,24 @@ def test_padding_that_is_not_ignored(root):
     assert 'padded pixels would be trained as label 0' in warning
 
 
+def test_crops_of_another_size_than_the_model_pads_to(root):
+    """A usual mistake: one of the two places is changed."""
+    cfg = shrunk('ravlt-upernet', root)
+    height, width = cfg.model.data_preprocessor.size
+    check_run(cfg, 'train')
+    cfg.model.data_preprocessor.size = (height, width // 2)
+    message = rf'model.data_preprocessor.size: is \({height}, {width // 2}\), but images are '
+    message += rf'cropped to \({height}, {width}\): an image that is smaller than the crop would '
+    (warning,) = check_run(cfg, 'train')
+    assert re.search(f'{message}end the training', warning)
+    cfg.model.data_preprocessor.size = [2 * height, width]
+    (warning,) = check_run(cfg, 'train')
+    assert f'all images would be padded. Set model.data_preprocessor.size=({height}, ' in warning
+    check_run(cfg, 'val')
+    cfg.model.data_preprocessor.update(size=None, size_divisor=32)
+    check_run(cfg, 'train')
+
+
 def test_a_class_that_is_ignored_where_nothing_is_padded():
     """MMSegmentation's config of HSI-Drive."""
     head, pad = Head(3, ignore_index=0), Head(0, seg_pad_val=255)

@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from torch import nn
 
 from ...datasets.audit.coco import Finding
+from ...utils import type_name
 
 # Parts of a model that predict the classes of the data set.
 HEAD = re.compile(
@@ -187,6 +188,22 @@ def check_padding(model: nn.Module) -> Iterator[Finding]:
         # A negative label, such as torch's -100, ignores nothing; there may be no padding.
         yield Finding('class', option, f'{what}. Set {cure}', not is_class and ignored >= 0)
         return
+
+
+def check_crop(model: nn.Module, steps: Sequence[dict]) -> Iterator[Finding]:
+    """Compare the crops of a training pipeline with the size to which a segmentor pads images."""
+    size = getattr(getattr(model, 'data_preprocessor', None), 'size', None)
+    crops = [step.get('crop_size') for step in steps if type_name(step) == 'RandomCrop']
+    if not crops or not all(isinstance(each, (list, tuple)) for each in (size, crops[-1])):
+        return
+    size, crop = tuple(size), tuple(crops[-1])
+    if size != crop:
+        effect = 'all images would be padded'
+        if any(side < cropped for side, cropped in zip(size, crop)):
+            effect = 'an image that is smaller than the crop would end the training'
+        option = 'model.data_preprocessor.size'
+        what = f'is {size}, but images are cropped to {crop}: {effect}. Set {option}={crop}'
+        yield Finding('size', option, what)
 
 
 def _heads(model: nn.Module) -> Iterator[Tuple[str, nn.Module, int]]:

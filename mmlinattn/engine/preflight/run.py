@@ -12,6 +12,7 @@ from ...utils import dicts, key_of
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
 from .classes import (
+    check_crop,
     check_heads,
     check_names,
     check_padding,
@@ -108,6 +109,8 @@ def config_findings(
             if model is not None:
                 place = 'model.' if cfg.model.get('data_preprocessor') else ''
                 found += check_heads(model, metainfo, where, f'{place}data_preprocessor')
+                if split == 'train':
+                    found += check_crop(model, config.get('pipeline') or ())
             colours = (config.get('metainfo') or {}).get('palette')
             if isinstance(colours, (list, tuple)) and len(colours) < len(metainfo['classes'] or ()):
                 what = f'has {len(colours)} colours for {len(metainfo["classes"])} classes'
