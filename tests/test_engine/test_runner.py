@@ -137,6 +137,16 @@ def test_parameters_without_a_gradient_are_named(monkeypatch):
         run.train()
 
 
+def test_a_config_in_its_work_directory_is_kept(tmp_path):
+    """The whole config, with the options of this run, would be written over a user's own file."""
+    (tmp_path / 'mine.py').write_text('a = 1  # mine')
+    for folder, expected in (('.', 'a = 1  # mine'), ('work', 'a = 2')):
+        cfg = Config.fromfile(tmp_path / 'mine.py')
+        cfg.a = 2
+        tiny_runner(tmp_path / folder, cfg=cfg)
+        assert (tmp_path / folder / 'mine.py').read_text().strip() == expected
+
+
 @pytest.mark.parametrize('whole', [True, False])
 def test_a_cache_of_yapf_that_is_being_written(tmp_path, whole):
     env = {**os.environ, 'XDG_CACHE_HOME': str(tmp_path)}

@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 
@@ -73,6 +74,13 @@ class PluginRunner(Runner):
         for handler, level in self._console.items():
             handler.setLevel(max(level, logging.WARNING))
         return logger
+
+    def dump_config(self) -> None:
+        """Write the config to the work directory, but not over the file that it was read from."""
+        path = self.cfg.filename
+        there = path and Path(self.work_dir, Path(path).name)
+        if not (there and there.exists() and there.samefile(path)):
+            super().dump_config()
 
     def register_default_hooks(self, hooks: Optional[dict] = None) -> None:
         """Register the default hooks; ``report=None`` leaves the report out."""
