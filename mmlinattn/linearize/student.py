@@ -36,8 +36,8 @@ def plan_student(
 ) -> StudentPlan:
     """Replace the softmax attentions in backbone and encoder of a config.
 
-    Layers count from 0 over all stages of the backbone, then over the encoder of SMCA. A backbone
-    counts if it is of this package and has softmax attention.
+    Layers count from 0 over all stages of the backbone up to its last output, then over the encoder
+    of SMCA. A backbone counts if it is of this package and has softmax attention.
 
     Args:
         cfg: config of the teacher, from :func:`mmlinattn.engine.config.load_config`.
@@ -59,7 +59,7 @@ def plan_student(
     """
     parts = _softmax_parts(cfg)
     kind = ' and '.join(type(part).__name__ for part in parts.values())
-    layers = [(name, attn) for name, part in parts.items() for attn in part.layer_attn_cfgs]
+    layers = [(name, attn) for name, part in parts.items() for attn in _built(part)]
     softmax = [i for i, (_, attn) in enumerate(layers) if _is_softmax(attn)]
     if _is_softmax(attn_cfg):
         raise ValueError(
@@ -74,7 +74,8 @@ def plan_student(
     for name in changed:
         options_of(student.model, name).attn_cfg = _short_form(
             [attn_cfg if i in replaced else attn
-             for i, (part, attn) in enumerate(layers) if part == name],
+             for i, (part, attn) in enumerate(layers) if part == name]
+            + [attn_cfg] * (len(parts[name].layer_attn_cfgs) - len(_built(parts[name]))),
             attn_cfg,
         )  # fmt: skip
     remove_pretrained(student.model)
@@ -114,11 +115,11 @@ def _softmax_parts(cfg: Config) -> Dict[str, Part]:
             f'those of this package, {names}, and the encoder of SMCA. Released weights of others '
             'convert: docs/weights.md'
         )
-    found = {n: part for n, part in parts.items() if any(map(_is_softmax, part.layer_attn_cfgs))}
+    found = {n: part for n, part in parts.items() if any(map(_is_softmax, _built(part)))}
     if not found:
         kinds = [
             f'model.{name}, {type(part).__name__} with '
-            f'{", ".join(sorted(set(map(_name, part.layer_attn_cfgs))))},'
+            f'{", ".join(sorted(set(map(_name, _built(part)))))},'
             for name, part in parts.items()
         ]
         has = 'has' if len(kinds) == 1 else 'have'
@@ -127,6 +128,11 @@ def _softmax_parts(cfg: Config) -> Dict[str, Part]:
             'give config and checkpoint of the softmax model (backbones without attn_cfg)'
         )
     return found
+
+
+def _built(part: Part) -> List[AttnCfg]:
+    """Return the attentions of the layers; a backbone has none after its last output."""
+    return part.layer_attn_cfgs[: len(attention_layers(part))]
 
 
 def _kept(softmax: List[int], keep: Sequence[Union[int, str]], count: int, kind: str) -> List[int]:

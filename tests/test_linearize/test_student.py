@@ -56,6 +56,22 @@ def test_softmax_layers_are_replaced_but_for_those_kept(name, keep, expected):
     assert kinds(cfg) != expected  # the teacher's config is as it was
 
 
+@pytest.mark.parametrize(
+    'name, out_indices, keep, expected, replaced',
+    [
+        ('vit', (0, 2), ['last2'], ['MALA'] + ['SoftmaxAttention'] * 2 + ['MALA'], [0]),
+        ('swin', (0, 1), [], ['MALA'] * 5, [0, 1, 2]),
+    ],
+)
+def test_layers_that_are_not_built(name, out_indices, keep, expected, replaced):
+    """A backbone without its last layers has none to keep there, and reports none."""
+    plan = plan_student(config(dict(BACKBONES[name], out_indices=out_indices)), 'MALA', keep)
+    assert kinds(plan.cfg) == expected
+    assert plan.replaced == replaced
+    with pytest.raises(ValueError, match='leaves nothing to replace'):
+        plan_student(config(dict(BACKBONES['vit'], out_indices=(0, 2))), 'MALA', [0, 1, 2])
+
+
 def test_linear_layers_and_options_stay():
     """A hybrid keeps what is linear; kept layers keep their options, and shifts their place."""
     plan = plan_student(config(BACKBONES['mavit']), dict(type='RALA', lepe=3), ['last1'])
