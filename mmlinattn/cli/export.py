@@ -14,6 +14,8 @@ def main(args: argparse.Namespace) -> int:
     settings = ExportSettings(tuple(args.shape), args.static, args.dynamic_batch)
     print(f'compared on {origin}', flush=True)
     out = args.out or Path('work_dirs') / name / name
+    if out.name in ('', '..'):
+        raise ValueError(f'--out {out} is a folder: give the path of the files, without a suffix')
     if out.suffix in [form.suffix for form in FORMATS.values()]:  # each format adds its own
         out = out.with_suffix('')
     for written in export(cfg, args.checkpoint, args.format, settings, out, image):

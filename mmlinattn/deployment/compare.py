@@ -77,18 +77,28 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is not an image.
+        ValueError: the file is not an image, or the test set is here and cannot be read.
     """
     if path is not None:
         if '://' not in path and not Path(path).is_file():
-            raise FileNotFoundError(f'--sample {path} does not exist')
-        pixels = mmcv.imread(path)  # BGR
+            what = 'is a folder' if Path(path).is_dir() else 'does not exist'
+            raise FileNotFoundError(f'--sample {path} {what}')
+        try:
+            pixels = mmcv.imread(path)  # BGR
+        except OSError as error:
+            raise ValueError(f'--sample {path} cannot be read: {error}') from error
         if pixels is None:
             raise ValueError(f'--sample {path} is no image')
         return torch.from_numpy(pixels).permute(2, 0, 1).flip(0)[None].float(), path
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset')
     try:
-        dataset = DATASETS.build(cfg.test_dataloader.dataset)
+        if dataset:
+            pixels = DATASETS.build(dataset)[0]['inputs']
+            return pixels.flip(0)[None].float(), 'the first image of the test set'
     except FileNotFoundError:
-        noise = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-        return fit(noise, (512, 512)).clamp(0, 1) * 255, 'noise, as the test set is not here'
-    return dataset[0]['inputs'].flip(0)[None].float(), 'the first image of the test set'
+        pass
+    except Exception as error:  # each data set has its own exceptions
+        text = f'the first image of the test set cannot be read ({error}): give --sample'
+        raise ValueError(text) from error
+    noise = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    return fit(noise, (512, 512)).clamp(0, 1) * 255, 'noise, as the test set is not here'

@@ -266,10 +266,15 @@ def check_coder(coder: BaseBBoxCoder) -> None:
         raise NotDeployable('bbox_coder.clip_border=False has no exported form, True has')
 
 
+# Options of mmcv's NMS that are not exported, with the values that turn them off.
+NMS_OFF = dict(class_agnostic=False, offset=0, score_threshold=0, max_num=-1)
+
+
 def check_nms(cfg: dict, name: str) -> None:
     """Raise NotDeployable unless the config has plain NMS with fixed numbers of boxes."""
     nms = cfg.get('nms', {})
-    if type_name(nms, 'nms') != 'nms' or nms.get('class_agnostic') or 'iou_threshold' not in nms:
+    others = any(nms.get(option, off) != off for option, off in NMS_OFF.items())
+    if type_name(nms, 'nms') != 'nms' or others or 'iou_threshold' not in nms:
         raise NotDeployable(f'{name}.nms={dict(nms)} has no exported form, dict(type="nms") has')
     for key in ('nms_pre', 'max_per_img'):
         if key in cfg and not 0 < cfg[key] < 3840:

@@ -165,9 +165,10 @@ def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
 
 def metainfos(cfg: Config, meta: dict) -> List[dict]:
     """Return the descriptions of the classes: of the checkpoint, the test data and their class."""
-    dataset = cfg.test_dataloader.dataset
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+    kind = dataset.get('type')
     with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
-        kind = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
+        kind = registry.get(kind) if isinstance(kind, str) else kind
     found = (meta.get('dataset_meta'), dataset.get('metainfo'), getattr(kind, 'METAINFO', None))
     return [metainfo for metainfo in found if metainfo]
 

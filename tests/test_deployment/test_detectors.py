@@ -165,6 +165,8 @@ def test_suppression_is_greedy_and_bounded():
     'change, message',
     [
         (dict(nms=dict(type='soft_nms', iou_threshold=0.5)), 'soft_nms.*has no exported form'),
+        (dict(nms=dict(type='nms', iou_threshold=0.5, max_num=10)), 'max_num.*no exported form'),
+        (dict(nms=dict(iou_threshold=0.5, score_threshold=0.1)), 'score_threshold.*no exported'),
         (dict(nms_pre=5000), 'nms_pre must be 1 to 3839 in an exported model: 5000'),
         (dict(max_per_img=-1), 'max_per_img must be 1 to 3839'),
     ],

@@ -3,13 +3,16 @@
 import json
 from types import SimpleNamespace
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 
-from mmlinattn.deployment import FORMATS, FileMetadata, capture, exporter
+from mmlinattn.deployment import FORMATS, FileMetadata, capture, exporter, sample_image
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.model import class_names
 from tests.test_deployment.conftest import captures
 from tests.test_deployment.stub import description, write_stub
 
@@ -128,6 +131,9 @@ def test_a_config_that_does_not_pad_as_the_file(monkeypatch, given, dynamic, cur
         ),
         (('--shape', 64, 64, '--sample', 'none.jpg'), '--sample none.jpg does not exist'),
         (('--shape', 64, 64, '--sample', __file__), 'is no image'),
+        (('--shape', 64, 64, '--sample', '.'), '--sample . is a folder'),
+        (('--shape', 64, 64, '--sample', 'http://[::]:1/a'), '--sample http://[::]:1/a cannot'),
+        (('--shape', 64, 64, '--out', '..'), '--out .. is a folder: give the path of the files'),
     ],
 )
 def test_bad_input_is_one_line(
@@ -135,10 +141,25 @@ def test_bad_input_is_one_line(
 ):
     absent = FORMATS['onnx']._replace(packages=('no_such_module',))
     monkeypatch.setitem(FORMATS, 'absent', absent)
-    argv = [root / CONFIGS['seg'], checkpoint('seg'), *arguments, '--out', tmp_path / 'out']
+    argv = [root / CONFIGS['seg'], checkpoint('seg'), '--out', tmp_path / 'out', *arguments]
     error = error_of(run, 'export', *argv, '--cfg-options', *options('seg'), debug=False)
     assert message in error
     assert not [*tmp_path.glob('out*')]
+
+
+def test_a_config_without_readable_test_data(root, options, tmp_path):
+    cfg = load_config(str(root / CONFIGS['seg']), {})
+    cfg.merge_from_dict({'test_dataloader.dataset.data_root': str(tmp_path)})
+    images = tmp_path / cfg.test_dataloader.dataset.data_prefix.img_path
+    images.mkdir(parents=True)
+    with pytest.raises(ValueError, match='^the first image of the test set cannot .*--sample$'):
+        sample_image(cfg)  # no image is there
+    cv2.imwrite(str(images / 'a.jpg'), np.zeros((8, 8, 3), np.uint8))
+    for dataloader in (cfg.test_dataloader, None):  # without the map, and without test data
+        cfg.test_dataloader = dataloader
+        image, origin = sample_image(cfg)
+        assert image.shape == (1, 3, 512, 512) and origin.startswith('noise')
+    assert class_names(cfg, {}, 2) == ['class 0', 'class 1']
 
 
 def test_an_older_torch_is_refused_before_weights_are_read(
