@@ -288,7 +288,8 @@ def test_the_class_weight_of_a_single_output(weights, count):
 
 def test_a_classifier_with_more_outputs_is_said():
     (found,) = check_heads(model_with(head=Head(1000)), THREE, 'train_dataloader')
-    assert found.what == 'has 1000 outputs for the 3 classes of train_dataloader'
+    assert found.where == 'model.head.num_classes'
+    assert found.what.startswith('is 1000, but train_dataloader has 3 classes: set model.head.num')
     assert not found.fatal
 
 
@@ -472,3 +473,14 @@ def test_a_data_set_that_is_not_of_mmengine(root):
     cfg.train_dataloader.dataset = dict(type='Plain', ann_file=str(root / COCO))
     check_run(cfg, 'train')
     assert not issubclass(Plain, BaseDataset)
+
+
+def test_a_classifier_of_one_class(root):
+    """Its loss is 0, and its accuracy 100 %."""
+    cfg = shrunk('ravlt-nano-cls', root)
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        loader.dataset.metainfo = dict(classes=('only',))
+    cfg.model.head.num_classes = 1
+    with pytest.raises(DataError, match="^train_dataloader: has one class, 'only', from which"):
+        check_run(cfg, 'train')
+    check_run(cfg, 'val')

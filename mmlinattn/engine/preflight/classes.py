@@ -134,6 +134,12 @@ def check_heads(
         several = isinstance(losses, (list, nn.ModuleList))
         losses = losses if several else [losses]
         of_pixels = name.startswith(('dec', 'aux'))
+        loss = getattr(head, 'loss_module', None)
+        is_sigmoid = getattr(loss, 'use_sigmoid', 'MultiLabel' in type(head).__name__)
+        if number == 1 and loss is not None and not is_sigmoid and where == 'train_dataloader':
+            what = f'has one class, {classes[0]!r}, from which a classifier learns nothing: add '
+            what += 'images of another class, or name the folder above those of the classes'
+            yield Finding('class', where, what, True)
         # A single output of a segmentor separates two classes by a sigmoid.
         if of_pixels and number == 1 and found <= 2:
             what = f'model.{name} predicts two labels, 0 and 1, but the data set names one class: '
@@ -153,8 +159,8 @@ def check_heads(
                     what += f'give one for each, or set {option}=None'
                     yield Finding('class', option, what, True)
         elif name == 'head' and found > number:
-            what = f'has {found} outputs for the {number} classes of {where}'
-            yield Finding('class', f'model.{name}', what)
+            what = f'is {found}, but {where} has {number} classes: set model.{name}.num_classes='
+            yield Finding('class', f'model.{name}.num_classes', f'{what}{number}')
         else:
             wrong.append((f'model.{name}.num_classes', found, number))
         # A classifier may have more outputs than classes.
@@ -192,8 +198,8 @@ def check_padding(model: nn.Module) -> Iterator[Finding]:
 
 def check_crop(model: nn.Module, steps: Sequence[dict]) -> Iterator[Finding]:
     """Compare the crops of a training pipeline with the size to which a segmentor pads images."""
-    size = getattr(getattr(model, 'data_preprocessor', None), 'size', None)
-    crops = [step.get('crop_size') for step in steps if type_name(step) == 'RandomCrop']
+    size: Any = getattr(getattr(model, 'data_preprocessor', None), 'size', None)
+    crops: List[Any] = [step.get('crop_size') for step in steps if type_name(step) == 'RandomCrop']
     if not crops or not all(isinstance(each, (list, tuple)) for each in (size, crops[-1])):
         return
     size, crop = tuple(size), tuple(crops[-1])

@@ -22,6 +22,7 @@ from mmengine.runner import LogProcessor, Runner
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader
 
+from ...models.layers import BaseAttention, registered_subclasses
 from ...utils import dicts, key_of, type_name
 from ...utils.suggest import did_you_mean, option_names
 
@@ -204,7 +205,13 @@ def _check_unknown(
         meant = nearest(name, known)
         hint = f'; did you mean {meant}?' if meant else ''
         if is_complete and not meant:
-            hint = (did_you_mean(name, known) or f', it has {sorted(known)}') + replaced
+            attentions = registered_subclasses(BaseAttention)
+            of_others = [other for other, kind in attentions.items() if name in option_names(kind)]
+            if of_others and type_name(node) in attentions:
+                hint = f', which is one of {" and ".join(of_others)}'
+            else:
+                hint = did_you_mean(name, known) or f', it has {sorted(known)}'
+            hint += replaced
         if hint:
             raise TypeError(f'{place} of the config has no option {name!r}{hint}')
 

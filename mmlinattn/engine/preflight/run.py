@@ -76,10 +76,12 @@ def check_run(cfg: Config, *splits: str) -> List[str]:
         found.setdefault(split, []).append(finding)
     warnings = []
     for split, (first, *others) in found.items():
-        counts = Counter(finding.kind for finding in (first, *others))
-        kinds = ', '.join(f'{count} of {kind!r}' for kind, count in counts.items())
-        text = f'{split}_dataloader: {kinds}; the first: {first.where}: {first.what}'
-        warnings.append(f'{text}. mmlinattn check-data lists all')
+        text = f'{first.where}: {first.what}'
+        if others:
+            counts = Counter(finding.kind for finding in (first, *others))
+            kinds = ', '.join(f'{count} of {kind!r}' for kind, count in counts.items())
+            text = f'{kinds}; the first: {text}. mmlinattn check-data lists all'
+        warnings.append(f'{split}_dataloader: {text}')
     return warnings
 
 

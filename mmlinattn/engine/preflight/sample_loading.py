@@ -246,7 +246,7 @@ def _check_seen(
         what += '' if count is None else f' in the {count} maps that were read'
         if labels.of_pixels:
             is_reduced = getattr(dataset, 'reduce_zero_label', False)
-            if seen == {0} and has_ignored:
+            if seen == {0} and has_ignored and not is_reduced:
                 what += f': write other classes as 1, 2, ..., since {labels.ignored} is ignored'
             elif (number - 1 if is_reduced else 0) in missing:
                 what += f': if its maps count classes from {0 if is_reduced else 1}, '
