@@ -11,6 +11,7 @@ from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_che
 from ..checkpoints.compare import COMPILED, HEADS, non_finite
 from ..checkpoints.converters import convert, detect_source, hidden_source, kind_of
 from ..utils import check_writable, redacted
+from ..utils.messages import log_warning
 from ..utils.suggest import shorten
 
 
@@ -30,6 +31,13 @@ def check_config(config: str, tensors: Dict[str, Tensor]) -> bool:
         raise CheckpointError(f'{source}: {type(error).__name__}: {error}') from error
     report = check_fits(source, model, may_differ=HEADS, read=lambda _: content)
     print(f'against {config}: {report}')
+    may_lack = re.compile(r'(?!backbone\.)|backbone\.(out_norms\.|.*\.attn\.)')
+    lost = [name for name in report.missing if not may_lack.match(name)]
+    if lost:
+        log_warning(
+            f'{len(lost)} weights of the backbone would start untrained, such as {lost[0]}: give '
+            f'{config} the options that the file was trained with'
+        )
     return not (report.missing or report.mismatched)
 
 

@@ -27,6 +27,7 @@ from ..checkpoints import (
 from ..engine.distributed.launch import broadcast_from_first
 from ..engine.hooks.exact_resume_hook import seed_everything
 from ..engine.model import build_model, load_model, quiet
+from ..engine.preflight.model import check_channels
 from ..engine.preflight.run import check_run
 from ..utils import check_writable, write_json
 from ..utils.errors import InputError
@@ -82,7 +83,9 @@ class Linearizer:
             print_log('Phase A is left out: layers that share cores do not learn alone', 'current')
             options = self.options = replace(options, iters_a=0)
         self.phases = [p for p in ('a', 'b') if getattr(options, f'iters_{p}') > 0]
-        check_complete(checkpoint, check_fits(checkpoint, build_model(cfg)))
+        model = build_model(cfg)
+        check_complete(checkpoint, check_fits(checkpoint, model))
+        check_channels(cfg, model)
         self.has_scores = options.score and cfg.get('val_dataloader') is not None
         if self.has_scores or options.finetune:
             check_run(cfg, *['train'] * options.finetune, *['val'] * self.has_scores)

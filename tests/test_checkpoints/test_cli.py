@@ -8,7 +8,8 @@ from torch import nn
 
 import mmlinattn  # noqa: F401
 from mmlinattn import __main__ as program
-from mmlinattn.checkpoints import load_state_dict
+from mmlinattn.checkpoints import load_state_dict, save_checkpoint
+from mmlinattn.cli import convert as cli
 
 
 @pytest.fixture
@@ -97,6 +98,20 @@ def test_config_reports_missing_and_unexpected(run, src, tmp_path, config):
     assert code == 0
     assert 'missing in the file: backbone.out_norms.0.weight' in out
     assert '9 unexpected: neck.' in out and 'as the whole' not in out
+
+
+def test_weights_of_a_backbone_that_are_missing(run, src, tmp_path, config, monkeypatch):
+    """Nothing is said of those of its heads, outputs and attentions."""
+    pytest.importorskip('mmdet', reason='the config is of a detector')
+    said = []
+    monkeypatch.setattr(cli, 'log_warning', said.append)
+    state = load_state_dict(src)[0]
+    gone = [name for name in state if name.startswith('patch_embed.proj.0.')]
+    save_checkpoint(tmp_path / 'cut.pth', {k: v for k, v in state.items() if k not in gone}, {})
+    for path in (src, tmp_path / 'cut.pth'):
+        run(path, tmp_path / 'a.pth', '--config', config(), '--force')
+    (text,) = said
+    assert f'{len(gone)} weights of the backbone would start untrained, such as backbone.' in text
 
 
 def test_config_by_its_name(run, error_of, src, tmp_path, monkeypatch):

@@ -5,11 +5,19 @@ import io
 
 import pytest
 import torch
+from mmengine.hub import get_config
 from torch import nn
 from torch.nn.functional import linear
 
-from mmlinattn.checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
-from mmlinattn.checkpoints.converters import convert
+from mmlinattn.checkpoints import (
+    CheckpointError,
+    check_fits,
+    compare,
+    load_state_dict,
+    save_checkpoint,
+)
+from mmlinattn.checkpoints.converters import convert, kind_of
+from mmlinattn.engine import build_model
 from mmlinattn.models.backbones import MixTransformer, Swin, ViT
 from tests.foundation_models import renamed
 from tests.recordings import assert_near, below
@@ -265,6 +273,23 @@ def test_outputs_of_convit_in_timm():
     model = ViT(dict(ARCH, depth=4), attns, 48, cls_token_from=2, out_type='cls_token')
     found = classify(convert(released.state_dict(), 'convit'), model, image)
     assert_near(found, released(image), 1e-6)
+
+
+@pytest.mark.parametrize(
+    'config',
+    ['mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e', 'dino/dino-5scale_swin-l_8xb2-12e'],
+)
+def test_names_of_detectors_with_queries(config):
+    """The parts behind the backbone keep their names."""
+    cfg = get_config(f'mmdet::{config}_coco.py')
+    converted = convert(build_model(cfg).state_dict(), 'swin')
+    swin = cfg.model.backbone
+    arch = dict(embed_dims=[swin.embed_dims * 2**i for i in range(4)], num_heads=swin.num_heads)
+    indices = dict(out_indices=swin.out_indices, window_size=swin.window_size)
+    cfg.model.backbone = dict(type='Swin', arch=dict(arch, depths=swin.depths), **indices)
+    report = compare(build_model(cfg).state_dict(), converted)
+    assert not report.missing + report.unexpected + report.mismatched
+    assert kind_of(converted) == 'detector'
 
 
 def saved(model, tmp_path):

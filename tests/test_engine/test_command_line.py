@@ -7,8 +7,10 @@ import signal
 import tempfile
 
 import pytest
+from mmengine.config import Config
 from rich.table import Table
 from torch.utils.data import DataLoader
+from yapf.yapflib import yapf_api
 
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.utils.command_line import errors_in_one_line, plain_console, progress_bars
@@ -84,6 +86,15 @@ def test_sigterm_unwinds(tmp_path):
             signal.raise_signal(signal.SIGTERM)
     assert stopped.value.code == 143 and not list(tmp_path.iterdir())
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_mmengine_formats_a_config(monkeypatch, number, code):
+    """As at every checkpoint: its ``except:`` makes a SyntaxError of it, with the whole config."""
+    monkeypatch.setattr(yapf_api, 'FormatCode', lambda *_, **__: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as stopped, errors_in_one_line(debug=False, kinds=(OSError,)):
+        Config(dict(a=1)).pretty_text  # noqa: B018
+    assert stopped.value.code == code
 
 
 def test_sigterm_of_a_worker():

@@ -91,6 +91,15 @@ def test_pyramids_and_strides(tmp_path, base, backbone, neck, message):
         check_channels(cfg)
 
 
+def test_the_stride_of_smca():
+    cfg = load('smca_nano_bccd')
+    check_channels(cfg)
+    stride = cfg.model.decoder.stride
+    cfg.model.decoder.stride = 2 * stride
+    with pytest.raises(ValueError, match=f'decoder.stride is {2 * stride}, .*stride={stride}$'):
+        check_channels(cfg)
+
+
 def test_a_level_that_is_not_there(tmp_path):
     base = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
     backbone = "backbone=dict(_delete_=True, type='RAVLT', arch='tiny', out_indices=(0, 1))"

@@ -64,7 +64,8 @@ def batch() -> tuple:
 
 def kinds(cfg: Config) -> list:
     model = build_model(cfg)
-    layers = [*getattr(model.backbone, 'layer_attn_cfgs', ()), *model.encoder.layer_attn_cfgs]
+    built = getattr(model.backbone, 'layer_attn_cfgs', ())[:4]  # of five: out_indices=(2,)
+    layers = [*built, *model.encoder.layer_attn_cfgs]
     return [layer['type'] if isinstance(layer, dict) else layer for layer in layers]
 
 
@@ -73,11 +74,11 @@ def kinds(cfg: Config) -> list:
     [
         ('resnet', [], [0, 1], ['encoder']),
         ('resnet', ['last1'], [0], ['encoder']),
-        ('linear', [0], [1], ['encoder']),  # five linear layers do not count
-        ('mit', [], [*range(7)], ['backbone', 'encoder']),
-        ('mit', [1, 6], [0, 2, 3, 4, 5], ['backbone', 'encoder']),
-        ('mit', ['last2'], [*range(5)], ['backbone']),
-        ('mit', [*range(5)], [5, 6], ['encoder']),
+        ('linear', [0], [1], ['encoder']),  # four linear layers do not count
+        ('mit', [], [*range(6)], ['backbone', 'encoder']),
+        ('mit', [1, 5], [0, 2, 3, 4], ['backbone', 'encoder']),
+        ('mit', ['last2'], [*range(4)], ['backbone']),
+        ('mit', [*range(4)], [4, 5], ['encoder']),
     ],
 )
 def test_layers_count_on_from_backbone_to_encoder(backbone, keep, replaced, parts):
@@ -85,7 +86,7 @@ def test_layers_count_on_from_backbone_to_encoder(backbone, keep, replaced, part
     plan = plan_student(cfg, 'MALA', keep)
     assert (plan.replaced, plan.parts) == (replaced, parts)
     before, after = kinds(cfg), kinds(plan.cfg)
-    uncounted = 5 if backbone == 'linear' else 0
+    uncounted = 4 if backbone == 'linear' else 0
     changed = [i - uncounted for i in range(len(before)) if before[i] != after[i]]
     assert changed == replaced and all(after[i + uncounted] == 'MALA' for i in replaced)
     assert sorted(plan.replaced + plan.kept) == [*range(len(before) - uncounted)]
@@ -100,8 +101,8 @@ def test_refused_configs():
     message = 'leaves nothing to replace: the softmax layers of SMCAEncoder are 0, 1'
     with pytest.raises(ValueError, match=message):
         plan_student(smca(), 'MALA', [0, 1])
-    with pytest.raises(ValueError, match='names layer 7, but there are 7 layers'):
-        plan_student(smca('mit'), 'MALA', [7])
+    with pytest.raises(ValueError, match='names layer 6, but there are 6 layers'):
+        plan_student(smca('mit'), 'MALA', [6])
 
 
 def heads(linear, x) -> torch.Tensor:

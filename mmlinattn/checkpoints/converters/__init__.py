@@ -74,6 +74,7 @@ KINDS = (
     ('decode_head.', 'segmentor'),
     ('rpn_head.', 'detector'),
     ('bbox_head.', 'detector'),
+    ('panoptic_head.', 'detector'),
     ('head.', 'classifier'),
     ('backbone.', 'backbone'),
 )

@@ -47,7 +47,13 @@ def linear(weight: Tensor) -> Tensor:
 
 # Names of necks and heads are unchanged since MMDetection 2.3 and MMSegmentation 0.6.
 OPENMMLAB = (
-    KeyRule(r'(neck|rpn_head|bbox_head|roi_head|mask_head|decode_head|auxiliary_head)\.', r'\g<0>'),
+    KeyRule(r'(neck|(rpn|bbox|roi|mask|panoptic|decode|auxiliary)_head)\.', r'\g<0>'),
+    KeyRule(
+        r'(en|de)coder\.(layers\.\d+\.(self_attn|cross_attn|ffn|norms)|ref_point_head|norm)\.|'
+        r'(query_embedding|dn_query_generator|memory_trans_fc|memory_trans_norm|'
+        r'reference_points_fc)\.|level_embed$',
+        r'\g<0>',
+    ),  # of detectors such as DINO
     KeyRule(r'ema_', None, reason='copies of the EMA hook'),
 )
 

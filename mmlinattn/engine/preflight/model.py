@@ -38,6 +38,14 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
             _compare_strides(source, given, name, part, options)
         if name == 'neck':
             given, source = _outputs(part, given), 'neck'
+    stride = getattr(getattr(model, 'decoder', None), 'stride', None)  # of SMCA
+    if given is not None and isinstance(stride, int):
+        cells = given[-1].shape[-1]
+        if abs(SIDE / stride - cells) >= 1:
+            raise ValueError(
+                f'model.decoder.stride is {stride}, but the {source} gives maps of the stride '
+                f'{SIDE // cells}: set model.decoder.stride={SIDE // cells}'
+            )
     return compared
 
 
