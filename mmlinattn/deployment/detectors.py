@@ -279,5 +279,5 @@ def check_nms(cfg: dict, name: str) -> None:
     for key in ('nms_pre', 'max_per_img'):
         if key in cfg and not 0 < cfg[key] < 3840:
             raise NotDeployable(f'{name}.{key} must be 1 to 3839 in an exported model: {cfg[key]}')
-    if 'rcnn' not in name and 'nms_pre' not in cfg:
-        raise NotDeployable(f'{name}.nms_pre must be given for an exported model')
+        if key not in cfg and not (key == 'nms_pre' and 'rcnn' in name):
+            raise NotDeployable(f'{name}.{key} must be given for an exported model')

@@ -1,6 +1,7 @@
 """Export of a config and checkpoint to files, each compared with the model."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
@@ -99,6 +100,7 @@ class Export:
             padding=model.padding(),
         )
         self.program = capture(model, self.metadata, coarsest)
+        self.coarsest = coarsest
 
     def write(self, name: str, path: Path) -> ExportResult:
         """Write a format and compare the file with the model at up to four sizes.
@@ -109,17 +111,28 @@ class Export:
 
         Raises:
             mmlinattn.utils.WriteError: the file cannot be written.
+            ValueError: a program of torch.export does not take images of this shape.
         """
+        metadata, shape = self.metadata, self.metadata.shape
+        if name == 'pt2' and metadata.dynamic:  # the program asserts that no map has a side of 1
+            least = metadata.stride + self.coarsest
+            if min(shape) < least:
+                raise ValueError(
+                    f'--shape {shape[0]} {shape[1]} is below {least}x{least}, the smallest that '
+                    '--format pt2 takes with dynamic sizes: add --static, or give a larger shape'
+                )
+            metadata = replace(metadata, least=least)
         start = time.perf_counter()
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
-            FORMATS[name].write(self.program, self.metadata, temporary)
+            FORMATS[name].write(self.program, metadata, temporary)
         seconds = time.perf_counter() - start
         run = FORMATS[name].load(path)
         with torch.no_grad():
             errors = {
                 size: difference(run(*inputs), expected)
                 for (size, inputs), expected in zip(self.inputs.items(), self.expected)
+                if min(inputs[0].shape[2:]) >= metadata.least
             }
         return ExportResult(path, seconds, errors)
 

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -281,3 +282,22 @@ def test_the_program_of_torch_export(make, tmp_path):
     assert FileMetadata.from_json(extra[METADATA]) == exported.metadata
     with torch.no_grad():
         torch.testing.assert_close(program.module()(case.image), exported.expected[0])
+
+
+@captures
+def test_the_least_side_of_a_program(make, tmp_path):
+    """Its assertions refuse a side of 1 of the coarser maps of a neck, which ONNX files take."""
+    pytest.importorskip('mmdet', reason='it is a detector')
+    case = make('ravlt-nano-retinanet', plain)
+    model = deployable(case.model, case.cfg)
+    exported = Export(model, ['a', 'b'], ANY, case.image)
+    with pytest.raises(ValueError, match='--shape 96 64 is below 96x96, .* --format pt2 takes'):
+        exported.write('pt2', tmp_path / 'model.pt2')
+    exported.metadata = replace(exported.metadata, shape=(96, 96))
+    exported.write('pt2', tmp_path / 'model.pt2')
+    extra = {METADATA: ''}
+    run = torch.export.load(tmp_path / 'model.pt2', extra_files=extra).module()
+    assert FileMetadata.from_json(extra[METADATA]).least == 96
+    image, size = F.interpolate(case.image, (96, 96)), torch.tensor([[96, 96]])
+    with torch.no_grad():
+        check_detections(match(run(image, size), model(image, size)), 1e-3)

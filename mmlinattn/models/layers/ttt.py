@@ -155,7 +155,7 @@ def _loss_sums(k: Tensor, v: Tensor, linear: Tensor) -> Tensor:
 def _step(sums: Tensor, mask: Mask, num_tokens: int, dim: int) -> Tensor:
     """Return the step for sums (B, ...) over the tokens, shorter than 1 along ``dim``."""
     if mask is None:
-        step = sums * (SCALE / num_tokens)
+        step = sums * SCALE / num_tokens  # torch.export cannot write a float of a dynamic size
     else:
         count = (~mask).sum(1).clamp(min=1).to(sums.dtype)
         step = sums * (SCALE / count).view(-1, *[1] * (sums.dim() - 1))
