@@ -56,8 +56,8 @@ class Tokens(NamedTuple):
     """Facts about q, k or v that decide the launches of a call.
 
     Attributes:
-        batch, heads, num_tokens, dim: its shape; of packed images their number, and the most tokens
-            of one.
+        batch, heads, num_tokens, dim: its shape; of packed images their number, and the tokens of
+            the longest.
         strides: its strides.
         dtype: its dtype.
         device_index: index of its CUDA device, None in Triton's interpreter.

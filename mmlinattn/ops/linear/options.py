@@ -16,7 +16,7 @@ class LinearOptions(NamedTuple):
     feature_map: str
     rotary: Optional[Rotary] = None
     kind: str = ''  # '' for linear attention; 'rala' weights keys; 'mala' scales and shifts outputs
-    token_weights: Optional[Tensor] = None  # of RALA: to [B, H, N], mean 1; in torch sum 1
+    token_weights: Optional[Tensor] = None  # of RALA, to [B, H, N]: mean 1 (in torch sum 1)
     mean_normaliser: bool = False  # add eps to a mean over the keys, as RALA always does
     num_keys: Optional[int] = None  # M of cross-attention, whose mask is of the keys alone
     packed: Optional[PackedShapes] = None

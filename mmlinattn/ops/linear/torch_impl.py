@@ -447,7 +447,7 @@ def _eps(q: Tensor, options: LinearOptions, dtype: torch.dtype) -> Any:
     if count is None or options.key_padding_mask is not None:
         count = _count(q, options.key_padding_mask)
     if isinstance(count, torch.SymInt):  # torch.export cannot write a float of a dynamic size
-        count = q.new_full((), count, dtype=dtype)
+        count = q.new_full((), count, dtype=dtype)  # type: ignore[arg-type]
     return options.eps * (count.to(dtype) if isinstance(count, Tensor) else count)
 
 

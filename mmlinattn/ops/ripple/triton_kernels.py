@@ -180,7 +180,7 @@ def _query_backward_kernel(
     """Compute gradients of queries and weights, and of each normaliser times itself.
 
     Gradients of the weights are small differences. So the factor of the normaliser's gradient is
-    summed separately, not taken from the rounded output. What it multiplies in the gradient of a
+    summed separately, not taken from the rounded output. Its counterpart in the gradient of a
     query is summed separately, too. The common part of all values is subtracted for the same
     reason, and added to the stored gradient only.
     """

@@ -181,8 +181,8 @@ class ClipRippleAttention(RippleAttention):
     Args:
         groups: ``'chebyshev'`` alone.
         backend: ``'auto'``, ``'reference'`` or ``'torch'``.
-        args, kwargs: options of :class:`RippleAttention` but ``rotary`` and ``lepe``, which are of
-            a map.
+        args, kwargs: options of :class:`RippleAttention` but ``rotary`` and ``lepe``, which need
+            a 2D map.
 
     Raises:
         ValueError: an option has another value; errors of :class:`RippleAttention`.

@@ -29,8 +29,8 @@ class VGGPerceptualLoss(BaseModule):
 
     Features after the last activation of each resolution are normalised over the channels. The
     squared difference is averaged over the map and summed over channels and resolutions.
-    The network is no parameter and in no checkpoint. :meth:`init_weights`, which a training calls,
-    reads its weights; nothing is downloaded.
+    The weights of the network are neither parameters nor saved in checkpoints.
+    :meth:`init_weights`, which a training calls, reads them; nothing is downloaded.
 
     Args:
         weights: file with the weights of torchvision's VGG-16, from
@@ -38,7 +38,7 @@ class VGGPerceptualLoss(BaseModule):
 
     Raises:
         FileNotFoundError: the file does not exist.
-        mmlinattn.checkpoints.CheckpointError: it has not the weights of this network.
+        mmlinattn.checkpoints.CheckpointError: the file does not hold the weights of VGG-16.
         RuntimeError: the loss is computed before ``init_weights``.
 
     Example:

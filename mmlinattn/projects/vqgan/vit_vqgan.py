@@ -35,11 +35,11 @@ class ViTVQGAN(BaseModel):
     several processes, ``model_wrapper_cfg=dict(type='AlternatingDistributedDataParallel')``.
 
     Args:
-        backbone: config of the encoder, a :class:`ViT` without class token. Its ``attn_cfg`` is
-            that of the decoder too.
+        backbone: config of the encoder, a :class:`ViT` without class token. The decoder has the
+            same ``attn_cfg``.
         quantizer: config of the quantiser.
-        decoder: options of :class:`ViTDecoder` that differ from those of the backbone. It is frozen
-            only by a ``frozen_stages`` of its own.
+        decoder: options of :class:`ViTDecoder` that differ from those of the backbone, whose
+            ``frozen_stages`` does not freeze it.
         discriminator: config of the discriminator, or None for no adversarial loss.
         perceptual: config of the perceptual loss, or None for no such loss; the log says so.
         loss_weights: weights that differ from the paper's: 1 of ``l2``, 0.1 of ``logit_laplace``,
@@ -262,5 +262,5 @@ def _frozen(module: nn.Module) -> Iterator[None]:
 
 
 def _to_bytes(image: Tensor) -> Tensor:
-    """Return an image in [0, 1] as a file has it: clamped and rounded, uint8."""
+    """Return an image in [0, 1] as uint8, clamped and rounded."""
     return (image.float().clamp(0, 1) * 255).round().to(torch.uint8)
