@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 from mmengine.config import Config
+from mmengine.config import config as mmengine_config
 from rich.table import Table
 from torch.utils.data import DataLoader
 from yapf.yapflib import yapf_api
@@ -91,7 +92,9 @@ def test_sigterm_unwinds(tmp_path):
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_mmengine_formats_a_config(monkeypatch, number, code):
     """As at every checkpoint: its ``except:`` makes a SyntaxError of it, with the whole config."""
-    monkeypatch.setattr(yapf_api, 'FormatCode', lambda *_, **__: signal.raise_signal(number))
+    for module in (yapf_api, mmengine_config):  # MMEngine 0.10 imports it at once
+        change = dict(name='FormatCode', value=lambda *_, **__: signal.raise_signal(number))
+        monkeypatch.setattr(module, **change, raising=False)
     with pytest.raises(SystemExit) as stopped, errors_in_one_line(debug=False, kinds=(OSError,)):
         Config(dict(a=1)).pretty_text  # noqa: B018
     assert stopped.value.code == code

@@ -288,4 +288,4 @@ def test_types_may_be_python_classes(tmp_path, monkeypatch):
     assert cfg.optim_wrapper.type == 'CPUAmpOptimWrapper'
     set_pictures(cfg, str(tmp_path))
     assert cfg.default_hooks.visualization.out_dir == str(tmp_path)
-    check_nms(dict(nms=dict(type=nms, iou_threshold=0.5), nms_pre=9), 'test_cfg')
+    check_nms(dict(nms=dict(type=nms, iou_threshold=0.5), nms_pre=9, max_per_img=9), 'test_cfg')
