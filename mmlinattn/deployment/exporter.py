@@ -173,7 +173,7 @@ def export(
             f'neither checkpoint nor test data name {len(classes)} classes: they are class 0, ...'
         )
     exported = Export(model, classes, settings, image)
-    warn_of_other_labels(cfg, exported.metadata)
+    warn_of_other_results(cfg, exported.metadata)
     if not any(each.get('count', torch.ones(1)).any() for each in exported.expected):
         log_warning('nothing is detected in the sample, so no boxes are compared: give --sample')
     for name, path in paths.items():
@@ -183,9 +183,9 @@ def export(
         yield written
 
 
-def warn_of_other_labels(cfg: Config, metadata: FileMetadata) -> None:
-    """Warn if a segmentor's file pads images to other sizes, or merges windows in another way."""
-    if metadata.task != 'segmentation':
+def warn_of_other_results(cfg: Config, metadata: FileMetadata) -> None:
+    """Warn if a file pads images to other sizes than the config, or merges windows otherwise."""
+    if metadata.task == 'classification':
         return
     if cfg.model.get('test_cfg', {}).get('mode') == 'slide':
         log_warning(
@@ -193,16 +193,22 @@ def warn_of_other_labels(cfg: Config, metadata: FileMetadata) -> None:
             'wins a tie. The checkpoint averages logits: compare the scores of both'
         )
         return
-    given = preprocessor_of(cfg).get('test_cfg') or {}
-    stride, (height, width) = metadata.stride, metadata.shape
-    sides, option = f'multiples of {stride}', f'size_divisor={stride}'
-    pads_alike = (given.get('size_divisor') or 1) % stride == 0
+    given, stride, (height, width) = preprocessor_of(cfg), metadata.stride, metadata.shape
+    results, divisor = 'detections', given.get('pad_size_divisor')
+    option, size = f'pad_size_divisor={stride}', ()
+    if metadata.task == 'segmentation':
+        given = given.get('test_cfg') or {}
+        results, divisor, size = 'labels', given.get('size_divisor'), tuple(given.get('size') or ())
+        name = f'size_divisor={stride}' if metadata.dynamic else f'size=({height}, {width})'
+        option = f'test_cfg=dict({name})'
+    sides, pads_alike = f'multiples of {stride}', (divisor or 1) % stride == 0
+    cure = f'Set model.data_preprocessor.{option} in the config for equal {results}'
     if not metadata.dynamic:
-        sides, option = f'{height}x{width}', f'size=({height}, {width})'
-        pads_alike = tuple(given.get('size') or ()) == (height, width)
+        sides, pads_alike = f'{height}x{width}', size == (height, width)
+        if metadata.task == 'detection':
+            cure = 'Export with dynamic sizes if images have others'
     if not pads_alike:
         log_warning(
-            f'the file pads images to {sides}, the config does not: labels of images of other '
-            'sizes differ from those of the checkpoint. Set '
-            f'model.data_preprocessor.test_cfg=dict({option}) in the config for equal labels'
+            f'the file pads images to {sides}, the config does not: {results} of images of other '
+            f'sizes differ from those of the checkpoint. {cure}'
         )

@@ -127,8 +127,13 @@ def test_16_bits_are_read_by_a_step_that_keeps_them(files, tmp_path):
     cv2.imwrite(str(tmp_path / 'a.png'), dark)
     changed = load(*files('cls'), cfg_options={f'{FIRST}color_type': 'unchanged'})
     np.testing.assert_array_equal(changed.read(tmp_path / 'a.png'), dark)
-    with pytest.raises(ImageError, match='16-bit values end at 199'):
-        load(*files('cls')).read(tmp_path / 'a.png')
+    in_8_bits = load(*files('cls'))
+    for name, image in (('a', dark), ('colours', np.stack([dark, 0 * dark, 0 * dark], -1))):
+        cv2.imwrite(str(tmp_path / f'{name}.png'), image)
+        with pytest.raises(ImageError, match='16-bit values end at 199'):
+            in_8_bits.read(tmp_path / f'{name}.png')
+    cv2.imwrite(str(tmp_path / 'bright.png'), 300 * np.stack([dark] * 3, -1))
+    assert in_8_bits.read(tmp_path / 'bright.png').shape == (64, 96, 3)
 
 
 def test_another_dtype_takes_images_in_memory_too(files, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmlinattn.ops import Rotary, mala_attention, rala_attention
+from mmlinattn.ops import Rotary, apply_rotary, mala_attention, rala_attention
 
 
 @pytest.mark.parametrize('attention', [rala_attention, mala_attention])
@@ -15,6 +15,14 @@ from mmlinattn.ops import Rotary, mala_attention, rala_attention
         (dict(q=torch.randn(2, 6, 8)), ValueError, r'q must have shape .* got \(2, 6, 8\)'),
         (dict(rotary=Rotary((2, 2), 8)), ValueError, r'\(2, 2\) has 4 positions but q has 6'),
         (dict(rotary=Rotary((2, 3), 4)), ValueError, 'rotary.head_dim is 4, but q has 8 channels'),
+        (dict(rotary=Rotary((2, 3), 8, base=0)), ValueError, 'rotary.base must be above 0, got 0'),
+        (
+            dict(rotary=Rotary((2, 3), 8, augment=torch.ones(2, 2))),
+            ValueError,
+            'rotary.augment needs normalized=True',
+        ),
+        (dict(q=torch.ones(1, 2, 6, 8, dtype=torch.int64)), ValueError, 'q must have a floating'),
+        (dict(feature_map=['relu']), ValueError, 'feature_map must be one of'),
         (dict(rotary=(torch.ones(6, 8),) * 2), TypeError, 'rotary must be a Rotary, got tuple'),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(key_padding_mask=torch.zeros(1, 5).bool()), ValueError, r'\(1, 6\), got \(1, 5\)'),
@@ -26,3 +34,28 @@ def test_bad_input_names_argument_and_value(attention, change, error, message):
     q, k, v = torch.randn(3, 1, 2, 6, 8)
     with pytest.raises(error, match=message):
         attention(**{**dict(q=q, k=k, v=v), **change})
+
+
+@pytest.mark.parametrize('weights', [torch.ones(1, 2, 5), torch.ones(1, 2, 6, 1), 1.0])
+def test_token_weights_of_another_shape(weights):
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    with pytest.raises(ValueError, match=r'broadcastable to \(B, heads, N\) = \(1, 2, 6\), got'):
+        rala_attention(q, k, v, token_weights=weights)
+
+
+@pytest.mark.parametrize(
+    'x, rotary, message',
+    [
+        (torch.ones(1, 6, 8, dtype=torch.int64), Rotary((2, 3), 8), 'x must have a floating point'),
+        (torch.ones(6, 8), Rotary((1, 1), 8), 'has 1 positions but x has 6 tokens'),
+        (torch.ones(6, 4), Rotary((2, 3), 8), 'rotary.head_dim is 8, but x has 4 channels'),
+        (
+            torch.ones(1, 6, 8),
+            Rotary((2, 3), 8, num_heads=2),
+            'num_heads is 2, but x has 1 heads',
+        ),
+    ],
+)
+def test_rotary_that_does_not_fit(x, rotary, message):
+    with pytest.raises(ValueError, match=message):
+        apply_rotary(x, rotary)

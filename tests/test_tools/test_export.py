@@ -1,6 +1,7 @@
 """The command lines of export: a file that scores as the model does, and errors of one line."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import cv2
@@ -77,7 +78,7 @@ def test_outputs_that_differ_are_a_warning(monkeypatch, tmp_path, error, boxes, 
         ('Export', lambda *_: SimpleNamespace(**export)),
         ('load', lambda *_: (torch.nn.Linear(2, 1), names)),
         ('check_torch', lambda: None),
-        ('warn_of_other_labels', lambda *_: None),
+        ('warn_of_other_results', lambda *_: None),
         ('log_warning', said.append),
     ):
         monkeypatch.setattr(exporter, name, stand_in)
@@ -112,9 +113,26 @@ def test_a_config_that_does_not_pad_as_the_file(monkeypatch, given, dynamic, cur
     ):
         about = description(task, 2, dynamic=dynamic, shape=[64, 96])
         cfg.model.test_cfg = dict(mode=mode)
-        exporter.warn_of_other_labels(cfg, FileMetadata.from_json(json.dumps(about)))
+        exporter.warn_of_other_results(cfg, FileMetadata.from_json(json.dumps(about)))
     assert 'sliding windows overlap' in said.pop(0)
     assert [cure in text for text in said] == [True] * bool(cure)
+
+
+@pytest.mark.parametrize(
+    'divisor, dynamic, cure',
+    [
+        (1, True, 'Set model.data_preprocessor.pad_size_divisor=32 in the config for equal detect'),
+        (32, True, None),
+        (32, False, 'pads images to 64x96, .* Export with dynamic sizes if images have others'),
+    ],
+)
+def test_a_detector_that_does_not_pad_as_the_file(monkeypatch, divisor, dynamic, cure):
+    said = []
+    monkeypatch.setattr(exporter, 'log_warning', said.append)
+    cfg = Config(dict(model=dict(data_preprocessor=dict(pad_size_divisor=divisor))))
+    about = description('detection', 2, dynamic=dynamic, shape=[64, 96])
+    exporter.warn_of_other_results(cfg, FileMetadata.from_json(json.dumps(about)))
+    assert len(said) == bool(cure) and all(re.search(cure, text) for text in said)
 
 
 @captures

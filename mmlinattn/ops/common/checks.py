@@ -103,6 +103,12 @@ def check_padding_mask(mask: Mask, batch: int, num_tokens: int) -> None:
         )
 
 
+def check_floating_point(name: str, x: Tensor) -> None:
+    """Raise ValueError unless the dtype of a tensor is a floating point type."""
+    if not x.is_floating_point():
+        raise ValueError(f'{name} must have a floating point dtype, got {x.dtype}')
+
+
 def check_qkv(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Mask, cross: Optional[bool] = None
 ) -> None:
@@ -110,6 +116,7 @@ def check_qkv(
 
     With ``cross``, keys and values have M tokens; None for an operator without this option.
     """
+    check_floating_point('q', q)
     of_q, of_k, of_v = q.shape, k.shape, v.shape
     if len(of_q) != 4:
         raise ValueError(f'q must have shape (B, heads, N, d), got {tuple(of_q)}')

@@ -42,7 +42,7 @@ class PackedShapes:
         if not shapes:
             raise ValueError('hw_shapes must have the (H, W) of at least one image, got none')
         extra = self.num_extra_tokens
-        if isinstance(extra, (bool, float)) or extra < 0:
+        if isinstance(extra, (bool, float, str)) or extra < 0:
             raise ValueError(f'num_extra_tokens must be an integer of at least 0, got {extra!r}')
         object.__setattr__(self, 'hw_shapes', shapes)
 

@@ -10,7 +10,12 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from .checks import check_hw_shape, check_rotary_dim, check_shared_rotary
+from .checks import (
+    check_floating_point,
+    check_hw_shape,
+    check_rotary_dim,
+    check_shared_rotary,
+)
 from .numerics import accumulation_dtype, constant, is_tracing
 from .packed import PackedShapes
 
@@ -93,6 +98,9 @@ class Rotary(NamedTuple):
 def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
     """Rotate the channel pairs ``(2t, 2t + 1)`` of ``x`` (..., N, d) by the positions of tokens.
 
+    Raises:
+        TypeError, ValueError: ``rotary`` does not fit ``x``.
+
     Example:
         >>> x = torch.randn(1, 2, 6, 8)
         >>> turned = apply_rotary(x, Rotary((2, 3), 8))
@@ -101,6 +109,9 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
     """
     if rotary is None:
         return x
+    check_floating_point('x', x)
+    shape = rotary.hw_shape
+    check_rotary(rotary, x, shape if isinstance(shape, PackedShapes) else None, 'x')
     tracing = is_tracing()
     return turn(x, rotary.angles(x.dtype, x.device, tracing), False, tracing)
 
@@ -146,26 +157,35 @@ class _Turn(torch.autograd.Function):
         return _Turn.apply(tangent, ctx.angles, ctx.back)
 
 
-def check_rotary(rotary: Optional[Rotary], q: Tensor, packed: Optional[PackedShapes]) -> None:
+def check_rotary(
+    rotary: Optional[Rotary], q: Tensor, packed: Optional[PackedShapes], name: str = 'q'
+) -> None:
     """Raise TypeError or ValueError unless ``rotary`` is None or fits q, (B, heads, N, d)."""
     if rotary is None:
         return
-    _, num_heads, num_tokens, head_dim = q.shape
+    num_tokens, head_dim = q.shape[-2:]
     if not isinstance(rotary, Rotary):
         raise TypeError(f'rotary must be a Rotary, got {type(rotary).__name__}')
     if isinstance(rotary.hw_shape, PackedShapes) or packed is not None:
         if rotary.hw_shape != packed:
             raise ValueError(f'rotary.hw_shape must be {packed=}, got {rotary.hw_shape}')
     else:
-        check_hw_shape(num_tokens - rotary.num_extra_tokens, rotary.hw_shape, 'q')
+        check_hw_shape(num_tokens - rotary.num_extra_tokens, rotary.hw_shape, name)
+    if not rotary.base > 0:
+        raise ValueError(f'rotary.base must be above 0, got {rotary.base!r}')
+    if rotary.augment is not None and not rotary.normalized:
+        raise ValueError('rotary.augment needs normalized=True: it shifts normalized positions')
     if rotary.num_heads == 1:
         check_rotary_dim(rotary.head_dim, 'rotary.head_dim')
     else:
         check_shared_rotary(rotary.num_heads * rotary.head_dim, rotary.num_heads)
-        if rotary.num_heads != num_heads:
-            raise ValueError(f'rotary.num_heads is {rotary.num_heads}, but q has {num_heads} heads')
+        heads = q.shape[-3] if q.dim() > 2 else 1
+        if rotary.num_heads != heads:
+            raise ValueError(
+                f'rotary.num_heads is {rotary.num_heads}, but {name} has {heads} heads'
+            )
     if rotary.head_dim != head_dim:
-        shape = f'q has {head_dim} channels per head'
+        shape = f'{name} has {head_dim} channels per head'
         raise ValueError(f'rotary.head_dim is {rotary.head_dim}, but {shape}')
 
 

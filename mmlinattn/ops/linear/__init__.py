@@ -177,8 +177,10 @@ def _run(
             raise ValueError(f'{name} {rest}')
         check_packed(packed, q, mask, 2, 'q')
         check_rotary(rotary, q, packed)
-    if options.feature_map not in FEATURE_MAPS:
+    if not isinstance(options.feature_map, str) or options.feature_map not in FEATURE_MAPS:
         get_feature_map(options.feature_map)  # raises
+    if options.token_weights is not None:
+        _check_token_weights(options.token_weights, k)
     chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
     if not isinstance(chosen, str):
         return _run_kernels(chosen, q, k, v, options)
@@ -189,6 +191,15 @@ def _run(
     images = zip(*(packed.split(x, 2) for x in (q, k, v)), options.images())
     # In the memory layout (B, N, heads, d), which the output projection reads.
     return torch.cat([form(*image).transpose(1, 2) for image in images], 1).transpose(1, 2)
+
+
+def _check_token_weights(weights: Tensor, k: Tensor) -> None:
+    try:
+        weights.expand(k.shape[:3])
+    except (AttributeError, RuntimeError):
+        got = tuple(getattr(weights, 'shape', [type(weights).__name__]))
+        shape = f'(B, heads, N) = {tuple(k.shape[:3])}'
+        raise ValueError(f'token_weights must be broadcastable to {shape}, got {got}') from None
 
 
 def _kernels() -> Any:
