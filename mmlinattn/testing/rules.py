@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..utils.command_line import error_text
 from ..utils.suggest import did_you_mean
 
 Rule = Callable[[Any], None]
@@ -58,7 +59,9 @@ class Rules(Dict[str, Rule]):
                 findings.append(f'{name}: it holds, but expected_failures names it')
             elif error is not None and name not in expected:
                 statement = ' '.join((inspect.getdoc(self[name]) or '').split())
-                found = str(error) if type(error) is AssertionError else f'{error!r}'
+                found = repr(error)
+                if type(error) is AssertionError:  # a plain assert has no text
+                    found = str(error) or error_text(error)
                 findings.append(f'{name}: {statement}\n  found: {found.strip()[:1000]}')
                 cause = cause or error
                 if name in self.first:
