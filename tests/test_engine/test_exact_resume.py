@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop
 from mmpretrain.datasets.samplers import repeat_aug
@@ -218,8 +219,36 @@ def test_what_needs_no_accumulated_gradients(trained):
     _, path = trained(1, 3, save_optimizer=False)
     assert 'accumulated' not in torch.load(path(2), weights_only=False)
     wrapper, content = SimpleNamespace(), dict(optimizer={})  # of a class that accumulates none
-    hook.before_save_checkpoint(SimpleNamespace(optim_wrapper=wrapper), content)
+    hook.before_save_checkpoint(SimpleNamespace(optim_wrapper=wrapper, hooks=[]), content)
     assert content == dict(optimizer={})
+
+
+class Constant(BaseMetric):
+    """Score of 1, so that only the first validation is an improvement."""
+
+    def process(self, data_batch, data_samples):
+        self.results.append(1)
+
+    def compute_metrics(self, results):
+        return dict(score=1.0)
+
+
+@pytest.mark.parametrize('resumed', [1, 2, 3])
+def test_early_stopping_remembers_its_wait(tmp_path, resumed):
+    """The first score is the best one, and the third after it ends the training."""
+    stop = dict(type='EarlyStoppingHook', monitor='score', rule='greater', patience=3)
+    options = dict(metrics=[Constant()], custom_hooks=[dict(type='ExactResumeHook'), stop])
+    options['dataset'] = Images(IMAGES)
+    runner = tiny_runner(tmp_path, 9, **options)
+    runner.train()
+    assert runner.epoch == 4
+    path = str(tmp_path / f'epoch_{resumed}.pth')
+    runner = tiny_runner(tmp_path, 9, load_from=path, resume=True, **options)
+    runner.train()
+    assert runner.epoch == 4
+    runner = tiny_runner(tmp_path, 9, load_from=path, **options)  # from the weights
+    runner.train()
+    assert runner.epoch == 4
 
 
 @pytest.mark.parametrize('optimizers', [1, 2])

@@ -2,13 +2,13 @@
 
 import random
 from functools import partial
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_rank, get_world_size
-from mmengine.hooks import Hook
+from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -17,7 +17,8 @@ from ...utils.errors import InputError
 from ..model import length_before, optim_wrappers, unwrapped
 
 _MODEL, _DATA = 0, 1
-ACCUMULATED = 'accumulated'  # key of the gradients between two steps in a checkpoint
+# Keys of a checkpoint: gradients between two steps, and what each EarlyStoppingHook remembers.
+ACCUMULATED, WAITED = 'accumulated', 'early_stopping'
 Key = Tuple[int, ...]  # of the random numbers of a sample
 
 
@@ -63,8 +64,11 @@ class ExactResumeHook(Hook):
 
     accumulated: dict = {}  # of the checkpoint, as is the information of its message hub
     info: dict = {}
+    waited: Sequence[Tuple[int, float]] = ()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        waited = [(hook.wait_count, float(hook.best_score)) for hook in _early_stopping(runner)]
+        checkpoint.update({WAITED: waited} if waited else {})
         wrappers = optim_wrappers(runner.optim_wrapper)
         # Optimizer wrappers of other classes accumulate no gradients.
         wrappers = {name: each for name, each in wrappers.items() if isinstance(each, OptimWrapper)}
@@ -85,9 +89,14 @@ class ExactResumeHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.accumulated = checkpoint.get(ACCUMULATED, {})
         self.info = checkpoint.get('message_hub', {}).get('runtime_info', {})
+        self.waited = checkpoint.get(WAITED, ())
 
     def before_train(self, runner: Runner) -> None:
         self._restore_gradients(runner)
+        self._key_batches(runner)
+        self._restore_early_stopping(runner)
+
+    def _key_batches(self, runner: Runner) -> None:
         loader, loop = runner.train_dataloader, runner.train_loop
         if loader.batch_sampler is None:
             raise InputError('ExactResumeHook needs a data loader with a batch sampler')
@@ -120,8 +129,24 @@ class ExactResumeHook(Hook):
             wrapper._inner_count = found['counts'][name]
         runner.logger.info("Restored the accumulated gradients that MMEngine's warning calls lost.")
 
+    def _restore_early_stopping(self, runner: Runner) -> None:
+        """Restore what hooks remember, and repeat a validation that came after the checkpoint."""
+        if not self.waited or not runner.iter:
+            return
+        for hook, waited in zip(_early_stopping(runner), self.waited):
+            hook.wait_count, hook.best_score = waited
+        loop, done = runner.train_loop, runner.iter
+        if isinstance(loop, EpochBasedTrainLoop):
+            done = runner.epoch if done == runner.epoch * len(runner.train_dataloader) else 0
+        if done >= loop.val_begin and done % loop.val_interval == 0:
+            runner.val_loop.run()
+
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         seed_everything(runner.seed, _MODEL, get_rank(), runner.iter)
+
+
+def _early_stopping(runner: Runner) -> List[EarlyStoppingHook]:
+    return [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
 
 
 def _batches_done(runner: Runner, batches: int, before: int) -> int:
