@@ -330,3 +330,15 @@ def test_transforms_of_torch_func(algorithm):
         (torch.func.vmap(run)(torch.stack([q, 2 * q])), torch.stack([run(q), run(2 * q)])),
     ):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_compiled_call_takes_a_second_size(needs_to_compile):
+    """Of which torch.compile makes a symbol, with which the plan of the tiles took it minutes."""
+    needs_to_compile('ripple attention')
+    torch.compiler.reset()
+    compiled = torch.compile(ripple_attention, fullgraph=True, backend='eager')
+    for height, width in ((6, 5), (7, 5), (4, 9)):
+        q, k, v = torch.rand(3, 1, 2, height * width, 4).requires_grad_()
+        options = dict(weights=torch.rand(1, 2, height * width, 3), hw_shape=(height, width))
+        found, expected = (f(q, k, v, **options) for f in (compiled, ripple_attention))
+        torch.testing.assert_close(found, expected)

@@ -45,7 +45,8 @@ def ripple_attention(
 
     ``'torch'`` chooses ``'sat'`` for logarithmic groups and for large R, see
     :func:`choose_algorithm`, and ``'tile'`` otherwise. Large maps compile slowly: ``torch.compile``
-    unrolls the rows of the tables and the chunks of the tiles. Exported graphs and
+    makes a graph for each size, in which it unrolls rows of the tables and chunks of the tiles;
+    leave its option ``dynamic`` at the default. Exported graphs and
     transforms of ``torch.func`` take plain operations with the same result, see :mod:`.rows`.
 
     Args:
@@ -105,9 +106,20 @@ def ripple_attention(
     if is_exporting() or (not torch.compiler.is_compiling() and active_tracer()):
         # Plain operations with the same result. The compiler of torch 2.4 fails at the last check.
         return ripple_rows(q, k, v, weights, options)
+    if torch.compiler.is_compiling():
+        hw_shape = _as_constant(hw_shape[0]), _as_constant(hw_shape[1])
+        options = RippleOptions(hw_shape, groups, key_padding_mask, eps)
     if chosen == 'torch':
         chosen = choose_algorithm(weights.shape[-1] - 1, q.shape[-1], hw_shape, groups)
     return (ripple_tile if chosen == 'tile' else ripple_sat)(q, k, v, weights, options)
+
+
+def _as_constant(size: int) -> int:
+    """Return a size that torch.compile takes for a constant: plans of symbols take it minutes."""
+    count = 0
+    for _ in range(size):
+        count += 1
+    return count
 
 
 def _kernels() -> Any:
