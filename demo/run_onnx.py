@@ -44,7 +44,7 @@ class OnnxModel:
             raise ValueError(f'take cv2.imread(path): got {picture.dtype} {picture.shape}')
         height, width = picture.shape[:2]
         factor = min(min(sides) / min(height, width), max(sides) / max(height, width))
-        new = int(height * factor + 0.5), int(width * factor + 0.5)
+        new = max(1, int(height * factor + 0.5)), max(1, int(width * factor + 0.5))
         resized = cv2.resize(picture, new[::-1])[..., ::-1]  # RGB
         about, stride = self.about, self.about['stride']
         shape = [max(-(-side // stride) * stride, about['least']) for side in new]

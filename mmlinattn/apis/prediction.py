@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Sequence, Union
@@ -109,10 +110,13 @@ class Prediction:
         path = Path(path)
         if path.suffix == '.json':
             content = json.dumps(coco_json([self.record()], self.categories)).encode()
-        elif path.suffix and cv2.haveImageWriter(f'a{path.suffix}'):
-            content = cv2.imencode(path.suffix, self.plot())[1].tobytes()
         else:
-            raise ValueError(f'path must end with .json, .png, .jpg, ..., got {str(path)!r}')
+            is_written, encoded = False, np.empty(0)
+            with suppress(cv2.error):  # of a suffix that it does not know, or for other pixels
+                is_written, encoded = cv2.imencode(path.suffix, self.plot())
+            if not is_written:
+                raise ValueError(f'path must end with .json, .png, .jpg, ..., got {str(path)!r}')
+            content = encoded.tobytes()
         return write_file(path, content)
 
     def record(self) -> dict:

@@ -18,7 +18,15 @@ from PIL import Image, ImageOps
 from ..datasets.audit.images import too_dark
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
-from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
+from ..engine.model import (
+    check_device,
+    class_names,
+    load_model,
+    metainfos,
+    number_of_classes,
+    quiet,
+)
+from ..ops.common.checks import check_rate
 from ..utils import check_integer
 from .augmentation import augmentation, check_augmentable, merging_model
 from .coco import category_ids, coco_categories
@@ -91,6 +99,7 @@ class Predictor:
         exported = is_exported(weights)
         if tta and exported:
             raise ValueError(f'tta needs a checkpoint, got the exported file {weights!r}')
+        check_device(device)
         self.task, self.cfg, self.device, self.tta = TASKS[scope], cfg, device, tta
         self.notes: List[str] = []
         steps = steps_of(cfg)
@@ -178,8 +187,9 @@ class Predictor:
             the predictions; ``seconds`` is the mean time.
 
         Raises:
-            ValueError: an image has another shape or dtype.
+            ValueError: an image has another shape or dtype, or ``min_score`` is not in 0..1.
         """
+        check_rate('min_score', min_score)
         for image in images:
             if not isinstance(image, np.ndarray):
                 raise ValueError(

@@ -43,6 +43,8 @@ def image_files(sources: Sequence[str]) -> Dict[str, Path]:
     suffixes = ', '.join(IMAGES)
     for source in sources:
         path = Path(source)
+        if not str(source):  # would be the current folder
+            raise FileNotFoundError("a source is '': name a file or a folder")
         if not path.exists():
             raise FileNotFoundError(f'source {source!r} does not exist')
         paths = images_below(path) if path.is_dir() else [path]

@@ -114,7 +114,6 @@ def main(args: argparse.Namespace) -> int:
     predictor = load(args.config, args.checkpoint, device, args.tta, args.cfg_options)
     for note in predictor.notes:
         console.print(note, highlight=False, soft_wrap=True)
-    path.unlink(missing_ok=True)  # of an earlier run
     with progress_bars(console) as bars:
         job = Job(args, predictor, bars)
         try:

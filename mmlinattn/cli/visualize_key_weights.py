@@ -113,7 +113,7 @@ def weights_of(
     batch = dict(inputs=inputs, data_samples=[BaseDataElement()])
     with calls_of(attn) as calls, torch.no_grad():
         inputs = model.data_preprocessor(batch)['inputs']
-        model.extract_feat(inputs)
+        getattr(model, 'extract_feat', model.backbone)(inputs)
     (x, y), (height, width) = args.position, inputs.shape[-2:]
     rows, columns = calls[0].tokens.hw_shape
     cell = (y * rows // height, x * columns // width)

@@ -89,7 +89,7 @@ def test_picture_is_bgr(objects, regions, scores, tmp_path):
     )
 
 
-@pytest.mark.parametrize('name', ['a', 'a.xyz', 'a.txt'])
+@pytest.mark.parametrize('name', ['a', 'a.xyz', 'a.txt', 'a.pbm', 'a.exr'])
 def test_suffix_that_cannot_be_written(objects, tmp_path, name):
     with pytest.raises(ValueError, match=f"path must end with .json, .png, .jpg.*{name}'"):
         objects.save(tmp_path / name)

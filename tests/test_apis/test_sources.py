@@ -54,6 +54,7 @@ def test_odd_files_are_named_and_the_others_read(tmp_path):
     'name, error, message',
     [
         ('nowhere.jpg', FileNotFoundError, "source 'nowhere.jpg' does not exist"),
+        ('', FileNotFoundError, "a source is '': name a file or a folder"),
         ('notes.txt', ValueError, r"source 'notes.txt' is no image \(.jpg"),
         ('empty', ValueError, 'a folder without images'),
     ],

@@ -6,14 +6,16 @@ import pytest
 import torch
 from mmengine.registry import MODELS
 
+from mmlinattn.deployment import Export, ExportSettings
 from mmlinattn.deployment.compare import match
 from mmlinattn.deployment.deployable import NotDeployable, deployable
 from mmlinattn.deployment.nms import suppress
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
+from mmlinattn.engine.model import initial_model
 from tests.families import shrunk
 
-from .conftest import padded
+from .conftest import captures, padded
 
 pytest.importorskip('mmdet', reason='detectors are those of MMDetection')
 
@@ -199,3 +201,23 @@ def test_modern_heads_are_refused_by_name(root, name, message):
     cfg = load_config(str(root / f'configs/{name}_nano_shapes.py'))
     with pytest.raises(NotDeployable, match=message):
         deployable(build_model(cfg), cfg)
+
+
+@captures
+def test_eomt_at_any_size(root):
+    """The base class of its head copies the sizes of the images, which are symbols here."""
+    cfg = load_config(str(root / 'configs/modern_heads/eomt_nano_shapes.py'))
+    built = initial_model(cfg)
+    head = built.decode_head
+    for layer in (head.cls_embed, head.mask_embed[-1]):  # so that labels differ
+        layer.weight.data *= 100
+    features, metas = built.extract_feat(torch.randn(1, 3, 64, 96)), [dict(img_shape=(64, 96))]
+    expected = super(type(head), head).predict(features, metas, {})
+    torch.testing.assert_close(head.predict(features, metas, {}), expected)
+    model = deployable(built, cfg)
+    image = torch.rand(1, 3, 64, 96) * 255
+    exported = Export(model, [], ExportSettings((64, 96)), image)
+    other = torch.rand(1, 3, 128, 64) * 255
+    with torch.no_grad():
+        found, labels = exported.program.module()(other)['labels'], model(other)['labels']
+    assert (found != labels).float().mean() < 0.01 and len(labels.unique()) > 1

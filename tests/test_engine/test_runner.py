@@ -1,5 +1,6 @@
 """The runner: batches that cannot be trained on or stacked, and unused parameters, in one line."""
 
+import math
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from mmlinattn.engine.runner import runner as module
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import ViT
 from mmlinattn.utils.errors import InputError
-from tests.test_engine.tiny_runner import tiny_runner
+from tests.test_engine.tiny_runner import Net, tiny_runner
 
 
 class Head(nn.Sequential):
@@ -135,6 +136,31 @@ def test_parameters_without_a_gradient_are_named(monkeypatch):
     run.model[0].bias.requires_grad = False  # not counted
     with pytest.raises(InputError, match=r'depend on 1.weight, 1.bias: .*find_unused_parameters'):
         run.train()
+
+
+def test_a_loss_that_is_not_finite_is_one_line(tmp_path):
+    """MMDetection's hook has an assertion without a text."""
+    from mmdet.engine.hooks import CheckInvalidLossHook
+
+    model = Net()
+    model.weight.data.fill_(math.inf)
+    hooks = [CheckInvalidLossHook(interval=1)]
+    with pytest.raises(InputError, match='loss of iteration 1 is infinite or NaN: set a lower'):
+        tiny_runner(tmp_path, model=model, custom_hooks=hooks).train()
+
+
+def test_a_wrapper_of_a_config_on_the_cpu(monkeypatch):
+    """It would select a GPU by the number of the process."""
+    given = []
+    monkeypatch.setattr(Runner, 'wrap_model', lambda self, cfg, model: given.append(cfg))
+    monkeypatch.setattr(module, 'is_distributed', lambda: True)
+    monkeypatch.setattr(module, 'get_device', lambda: 'cpu')
+    run = PluginRunner.__new__(PluginRunner)
+    run.cfg = Config()
+    for cfg in (None, dict(type='MMDistributedDataParallel', static_graph=True), dict(type='Own')):
+        run.wrap_model(cfg, nn.Linear(1, 1))
+    assert [cfg.get('device_ids', 'unset') for cfg in given] == [None, None, 'unset']
+    assert given[1]['static_graph'] and not given[0]['find_unused_parameters']
 
 
 def test_a_config_in_its_work_directory_is_kept(tmp_path):

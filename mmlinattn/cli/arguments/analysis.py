@@ -104,8 +104,8 @@ def visualize_key_weights(argv: Optional[List[str]] = None) -> Namespace:
     The model is a detector, segmentor or classifier whose backbone takes attn_cfg. Several
     checkpoints of one config, such as those of `make zoo`, are compared with
     --checkpoints FILE ...; --attentions NAME ... compares attentions without trained weights, and
-    each picture of those says untrained. Attentions that the backbone does not support are left
-    out, and the reason is printed.
+    each picture of those says untrained. Without names, those that the backbone does not support
+    are left out, and the reason is printed.
     """
     parser = Parser('analyze key-weights', visualize_key_weights.__doc__, config=CONFIG)
     add = parser.add_argument

@@ -4,6 +4,7 @@ import importlib
 import logging
 import re
 import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from ...checkpoints import CheckpointError
 from ...models.layers import optimize_for_cpu
+from ...utils import type_name
 from ...utils.errors import InputError
 from ...utils.messages import hide_on_console, known_messages_hidden, log_warning
 from ...utils.pretrained import SAFE, initial_weights_read_safely
@@ -113,6 +115,14 @@ class PluginRunner(Runner):
     def train(self) -> nn.Module:
         try:
             return super().train()
+        except AssertionError as error:
+            last = traceback.extract_tb(error.__traceback__)[-1].filename
+            if not last.endswith('checkloss_hook.py'):  # MMDetection's, without a text
+                raise
+            raise InputError(
+                f'the loss of iteration {self.iter + 1} is infinite or NaN: set a lower learning '
+                'rate or optim_wrapper.clip_grad, or train without --amp'
+            ) from error
         except RuntimeError as error:
             text = str(error)
             if 'Expected to have finished reduction' not in text:
@@ -239,14 +249,15 @@ class PluginRunner(Runner):
         on_cpu = get_device() == 'cpu'
         if on_cpu:
             optimize_for_cpu(model)
-        if on_cpu and is_distributed() and model_wrapper_cfg is None:
-            # The default wrapper selects a GPU by its number.
-            model_wrapper_cfg = dict(
-                type='MMDistributedDataParallel',
-                device_ids=None,
-                broadcast_buffers=False,
-                find_unused_parameters=self.cfg.get('find_unused_parameters', False),
-            )
+        if on_cpu and is_distributed():
+            unused = self.cfg.get('find_unused_parameters', False)
+            default = dict(
+                type='MMDistributedDataParallel', broadcast_buffers=False,
+                find_unused_parameters=unused,
+            )  # fmt: skip
+            model_wrapper_cfg = dict(model_wrapper_cfg or default)
+            if type_name(model_wrapper_cfg) == 'MMDistributedDataParallel':
+                model_wrapper_cfg.setdefault('device_ids', None)  # else it selects a GPU
         return super().wrap_model(model_wrapper_cfg, model)
 
 

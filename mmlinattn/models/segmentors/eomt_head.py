@@ -3,6 +3,7 @@
 from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmdet.registry import TASK_UTILS
 from mmengine.model import BaseModule
@@ -112,6 +113,18 @@ class EoMTHead(Mask2FormerHead):
             for queries, found in levels
         ]
         return [self.cls_embed(queries) for queries, _ in levels], masks
+
+    def predict(
+        self, x: Sequence[Tuple[Tensor, Tensor]], batch_img_metas: List[dict], test_cfg: Any
+    ) -> Tensor:
+        """Return the logits (B, K, H, W) at the size of the images.
+
+        The base class copies the sizes, which are symbols in an exported graph.
+        """
+        (*_, classes), (*_, masks) = self(x)
+        size = batch_img_metas[0].get('pad_shape', batch_img_metas[0]['img_shape'])[:2]
+        masks = F.interpolate(masks, size=size, mode='bilinear', align_corners=False).sigmoid()
+        return torch.einsum('bqk,bqhw->bkhw', classes.softmax(-1)[..., :-1], masks)
 
 
 def _double(channels: int) -> nn.Module:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from mmengine.logging import print_log
 from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapperDict
 from mmengine.registry import MODELS
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -224,7 +225,7 @@ class ViTVQGAN(BaseModel):
         self, run: Callable, data: Union[dict, tuple, list], optim_wrapper: Any
     ) -> Dict[str, Tensor]:
         """Run :meth:`train_step`; ``run`` is this model, or its distributed wrapper."""
-        if GENERATOR not in optim_wrapper:
+        if not isinstance(optim_wrapper, OptimWrapperDict) or GENERATOR not in optim_wrapper:
             raise ValueError(
                 'ViTVQGAN has two optimisers: set '
                 "optim_wrapper.constructor='GeneratorDiscriminatorConstructor'"
