@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Set
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from mmengine.model import ModuleList, trunc_normal_init
@@ -374,6 +376,9 @@ def test_the_server_that_users_copy(root, monkeypatch):
     monkeypatch.setitem(sys.modules, 'flask', flask)
     predict = runpy.run_path(str(root / 'demo/server.py'))['predict']
     assert predict() == ({'error': 'the body is no image'}, 400)
+    large = cv2.imencode('.png', np.zeros((8000, 8000), np.uint8))[1].tobytes()
+    body.get_data = lambda: large
+    assert predict() == ({'error': 'the image has more than 50000000 pixels'}, 413)
     picture = min((root / 'demo/nuclei').rglob('*.jpg')).read_bytes()
     body.get_data = lambda: picture
     found = json.loads(json.dumps(predict()))
