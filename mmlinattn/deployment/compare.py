@@ -91,14 +91,15 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
             raise ValueError(f'--sample {path} is no image')
         return torch.from_numpy(pixels).permute(2, 0, 1).flip(0)[None].float(), path
     dataset = (cfg.get('test_dataloader') or {}).get('dataset')
+    missing = 'the config has no test set'
     try:
         if dataset:
             pixels = DATASETS.build(dataset)[0]['inputs']
             return pixels.flip(0)[None].float(), 'the first image of the test set'
-    except FileNotFoundError:
-        pass
+    except FileNotFoundError as error:
+        missing = f'{error.filename or "the test set"} is not here'
     except Exception as error:  # each data set has its own exceptions
         text = f'the first image of the test set cannot be read ({error}): give --sample'
         raise ValueError(text) from error
     noise = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    return fit(noise, (512, 512)).clamp(0, 1) * 255, 'noise, as the test set is not here'
+    return fit(noise, (512, 512)).clamp(0, 1) * 255, f'noise, as {missing}'

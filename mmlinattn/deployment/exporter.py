@@ -187,7 +187,7 @@ def warn_of_other_results(cfg: Config, metadata: FileMetadata) -> None:
     """Warn if a file pads images to other sizes than the config, or merges windows otherwise."""
     if metadata.task == 'classification':
         return
-    if cfg.model.get('test_cfg', {}).get('mode') == 'slide':
+    if (cfg.model.get('test_cfg') or {}).get('mode') == 'slide':
         log_warning(
             'the file gives labels: where sliding windows overlap they vote, and the lower class '
             'wins a tie. The checkpoint averages logits: compare the scores of both'
@@ -210,5 +210,5 @@ def warn_of_other_results(cfg: Config, metadata: FileMetadata) -> None:
     if not pads_alike:
         log_warning(
             f'the file pads images to {sides}, the config does not: {results} of images of other '
-            f'sizes differ from those of the checkpoint. {cure}'
+            f'sizes may differ from those of the checkpoint. {cure}'
         )

@@ -3,7 +3,6 @@
 import copy
 import io
 import warnings
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
@@ -261,11 +260,16 @@ def half_precision(case: AttentionCase) -> None:
             error = float((a - b).detach().norm() / b.detach().norm())
             require(error < limit, f'{dtype}: relative error {error:.2g} of the {name}')
     x, hw = case.tokens(64 * 64, 1).float(), (64, 64)
-    with torch.no_grad(), suppress(ValueError):  # of attentions that take maps of one size
-        exact = attn(x, hw)
+    with torch.no_grad():
+        try:
+            exact = attn(x, hw)
+        except ValueError:
+            if attn.info and attn.info.any_export_size:  # others may take maps of one size
+                raise
+            return
         with torch.autocast('cpu', dtype=torch.float16):
             error = float((attn(x, hw) - exact).norm() / exact.norm())
-        require(error < 5e-3, f'relative error {error:.2g} of the output of 4,096 tokens')
+    require(error < 5e-3, f'relative error {error:.2g} of the output of 4,096 tokens')
 
 
 @ATTENTION_RULES.add

@@ -281,6 +281,7 @@ def test_outputs_of_convit_in_timm():
 )
 def test_names_of_detectors_with_queries(config):
     """The parts behind the backbone keep their names."""
+    pytest.importorskip('mmdet', reason='the detectors are those of MMDetection')
     cfg = get_config(f'mmdet::{config}_coco.py')
     converted = convert(build_model(cfg).state_dict(), 'swin')
     swin = cfg.model.backbone

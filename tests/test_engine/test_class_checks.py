@@ -428,8 +428,11 @@ def test_crops_of_another_size_than_the_model_pads_to(root):
     (warning,) = check_run(cfg, 'train')
     assert f'all images would be padded. Set model.data_preprocessor.size=({height}, ' in warning
     check_run(cfg, 'val')
+    cfg.train_dataloader.dataset.pipeline.insert(-1, dict(type='Pad', size=(2 * height, width)))
+    assert check_run(cfg, 'train') == []
+    cfg.train_dataloader.dataset.pipeline.pop(-2)
     cfg.model.data_preprocessor.update(size=None, size_divisor=32)
-    check_run(cfg, 'train')
+    assert check_run(cfg, 'train') == []
 
 
 def test_a_class_that_is_ignored_where_nothing_is_padded():

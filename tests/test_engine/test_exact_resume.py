@@ -230,7 +230,7 @@ class Constant(BaseMetric):
         self.results.append(1)
 
     def compute_metrics(self, results):
-        return dict(score=1.0)
+        return dict(score=1.0, other=1.0)
 
 
 @pytest.mark.parametrize('resumed', [1, 2, 3])
@@ -249,6 +249,34 @@ def test_early_stopping_remembers_its_wait(tmp_path, resumed):
     runner = tiny_runner(tmp_path, 9, load_from=path, **options)  # from the weights
     runner.train()
     assert runner.epoch == 4
+    stop['monitor'] = 'other'  # of which the checkpoint knows nothing
+    runner = tiny_runner(tmp_path, 9, load_from=path, resume=True, **options)
+    runner.train()
+    assert runner.epoch == resumed + 4
+
+
+def test_a_kill_before_a_validation_that_saves_the_best(tmp_path):
+    """The repeated validation comes after the hooks that it needs; intervals may change."""
+    saves = dict(type='CheckpointHook', interval=1, save_best='score', rule='greater')
+    stop = dict(type='EarlyStoppingHook', monitor='score', rule='greater', patience=3)
+    options = dict(metrics=[Constant()], custom_hooks=[dict(type='ExactResumeHook'), stop])
+    options.update(default_hooks=dict(checkpoint=saves), dataset=Images(IMAGES))
+    options['train_cfg'] = dict(max_epochs=9, val_interval=4, dynamic_intervals=[(2, 1)])
+    options['train_cfg']['by_epoch'] = True
+    runner = tiny_runner(tmp_path, 9, **options)
+    runner.train()
+    assert runner.epoch == 4
+    for path in tmp_path.glob('best_*'):
+        path.unlink()
+    content = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)
+    for name in ('best_score', 'best_ckpt'):  # as of a kill inside of the validation
+        content['message_hub']['runtime_info'].pop(name, None)
+    content['early_stopping'] = dict(score=(0, -math.inf))
+    torch.save(content, tmp_path / 'killed.pth')
+    path = str(tmp_path / 'killed.pth')
+    runner = tiny_runner(tmp_path, 9, load_from=path, resume=True, **options)
+    runner.train()
+    assert runner.epoch == 4 and (tmp_path / 'best_score_epoch_1.pth').exists()
 
 
 @pytest.mark.parametrize('optimizers', [1, 2])

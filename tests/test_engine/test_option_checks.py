@@ -208,7 +208,7 @@ def test_an_option_of_an_attention():
     with pytest.raises(TypeError, match="backbone.attn_cfg .* 'backnd'; did you mean backend.$"):
         check_options(cfg)
     cfg.model.backbone.attn_cfg = dict(type='RALA', num_anchors=64)
-    cure = r"'num_anchors', which is one of RWGKA and RWGKP .* base config, replace it: "
+    cure = r"'num_anchors', which RWGKA, RWGKP have; RALA has .* base config, replace it: "
     cure += r"attn_cfg=dict\(_delete_=True, type='RALA', ...\)"
     with pytest.raises(TypeError, match=cure):
         check_options(cfg)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmlinattn.ops import Rotary, apply_rotary, mala_attention, rala_attention
+from mmlinattn.ops import PackedShapes, Rotary, apply_rotary, mala_attention, rala_attention
 
 
 @pytest.mark.parametrize('attention', [rala_attention, mala_attention])
@@ -48,6 +48,8 @@ def test_token_weights_of_another_shape(weights):
     [
         (torch.ones(1, 6, 8, dtype=torch.int64), Rotary((2, 3), 8), 'x must have a floating point'),
         (torch.ones(6, 8), Rotary((1, 1), 8), 'has 1 positions but x has 6 tokens'),
+        (torch.ones(8), Rotary((2, 3), 8), r'x must have shape \(..., N, d\), got \(8,\)'),
+        (torch.ones(5, 8), Rotary(PackedShapes([(2, 3)]), 8), '6 positions but x has 5 tokens'),
         (torch.ones(6, 4), Rotary((2, 3), 8), 'rotary.head_dim is 8, but x has 4 channels'),
         (
             torch.ones(1, 6, 8),

@@ -69,13 +69,11 @@ def file_fault(data: bytes, in_8_bits: bool = True) -> Optional[str]:
             if in_8_bits and image.mode.startswith('I'):
                 largest: Any = image.getextrema()[1]
                 return too_dark(largest)
-            if in_8_bits and image.format == 'PNG' and data[24] == 16:  # its bits, of colours here
-                values = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-                dark = None if values is None else too_dark(int(values[..., :3].max()))
-                if dark:
-                    return dark
             if image.format == 'PNG':
                 image.verify()
+                if in_8_bits and data[24] == 16:  # bits of each colour
+                    values = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+                    return None if values is None else too_dark(int(values[..., :3].max()))
             else:
                 image.draft('RGB', (1, 1))
                 image.load()

@@ -2,7 +2,7 @@
 
 import random
 from functools import partial
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ class ExactResumeHook(Hook):
     A checkpoint from inside a gradient accumulation has the gradients of its steps so far, in a
     training of one process. With several, which have gradients of their own, it logs a warning.
 
+    Each EarlyStoppingHook remembers its best score and how long it waited. A validation that came
+    after the checkpoint is repeated.
+
     The weights are equal if the arithmetic is deterministic: on a CPU it is, on a GPU set
     ``randomness=dict(deterministic=True)``.
 
@@ -64,10 +67,13 @@ class ExactResumeHook(Hook):
 
     accumulated: dict = {}  # of the checkpoint, as is the information of its message hub
     info: dict = {}
-    waited: Sequence[Tuple[int, float]] = ()
+    waited: Dict[str, Tuple[int, float]] = {}  # of each EarlyStoppingHook, by its score
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        waited = [(hook.wait_count, float(hook.best_score)) for hook in _early_stopping(runner)]
+        waited = {
+            hook.monitor: (hook.wait_count, float(hook.best_score))
+            for hook in _early_stopping(runner)
+        }
         checkpoint.update({WAITED: waited} if waited else {})
         wrappers = optim_wrappers(runner.optim_wrapper)
         # Optimizer wrappers of other classes accumulate no gradients.
@@ -89,14 +95,15 @@ class ExactResumeHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.accumulated = checkpoint.get(ACCUMULATED, {})
         self.info = checkpoint.get('message_hub', {}).get('runtime_info', {})
-        self.waited = checkpoint.get(WAITED, ())
+        self.waited = checkpoint.get(WAITED, {})
+
+    def before_run(self, runner: Runner) -> None:
+        late = Hook()  # after the hooks that a validation needs
+        late.before_train = self._restore_early_stopping
+        runner.register_hook(late, priority='LOWEST')
 
     def before_train(self, runner: Runner) -> None:
         self._restore_gradients(runner)
-        self._key_batches(runner)
-        self._restore_early_stopping(runner)
-
-    def _key_batches(self, runner: Runner) -> None:
         loader, loop = runner.train_dataloader, runner.train_loop
         if loader.batch_sampler is None:
             raise InputError('ExactResumeHook needs a data loader with a batch sampler')
@@ -131,14 +138,17 @@ class ExactResumeHook(Hook):
 
     def _restore_early_stopping(self, runner: Runner) -> None:
         """Restore what hooks remember, and repeat a validation that came after the checkpoint."""
-        if not self.waited or not runner.iter:
+        hooks = [hook for hook in _early_stopping(runner) if hook.monitor in self.waited]
+        if not hooks or not runner.iter or runner.val_loop is None:
             return
-        for hook, waited in zip(_early_stopping(runner), self.waited):
-            hook.wait_count, hook.best_score = waited
+        for hook in hooks:
+            hook.wait_count, hook.best_score = self.waited[hook.monitor]
         loop, done = runner.train_loop, runner.iter
         if isinstance(loop, EpochBasedTrainLoop):
             done = runner.epoch if done == runner.epoch * len(runner.train_dataloader) else 0
-        if done >= loop.val_begin and done % loop.val_interval == 0:
+        loop._decide_current_val_interval()
+        if done and done >= loop.val_begin and done % loop.val_interval == 0:
+            runner.logger.info('Validating again, as the checkpoint was saved before its scores.')
             runner.val_loop.run()
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:

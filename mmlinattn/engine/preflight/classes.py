@@ -136,6 +136,7 @@ def check_heads(
         of_pixels = name.startswith(('dec', 'aux'))
         loss = getattr(head, 'loss_module', None)
         is_sigmoid = getattr(loss, 'use_sigmoid', 'MultiLabel' in type(head).__name__)
+        is_sigmoid |= type(loss).__name__ == 'FocalLoss'
         if number == 1 and loss is not None and not is_sigmoid and where == 'train_dataloader':
             what = f'has one class, {classes[0]!r}, from which a classifier learns nothing: add '
             what += 'images of another class, or name the folder above those of the classes'
@@ -159,8 +160,12 @@ def check_heads(
                     what += f'give one for each, or set {option}=None'
                     yield Finding('class', option, what, True)
         elif name == 'head' and found > number:
-            what = f'is {found}, but {where} has {number} classes: set model.{name}.num_classes='
-            yield Finding('class', f'model.{name}.num_classes', f'{what}{number}')
+            option, what = (
+                f'model.{name}.num_classes',
+                f'is {found}, but {where} has {number} classes',
+            )
+            cure = f': set {option}={number}' if where == 'train_dataloader' else ''
+            yield Finding('class', option, what + cure)
         else:
             wrong.append((f'model.{name}.num_classes', found, number))
         # A classifier may have more outputs than classes.
@@ -199,7 +204,9 @@ def check_padding(model: nn.Module) -> Iterator[Finding]:
 def check_crop(model: nn.Module, steps: Sequence[dict]) -> Iterator[Finding]:
     """Compare the crops of a training pipeline with the size to which a segmentor pads images."""
     size: Any = getattr(getattr(model, 'data_preprocessor', None), 'size', None)
-    crops: List[Any] = [step.get('crop_size') for step in steps if type_name(step) == 'RandomCrop']
+    resizes = ('RandomCrop', 'Resize', 'RandomResize', 'Pad')
+    last = [step for step in steps if type_name(step) in resizes][-1:]
+    crops: List[Any] = [step.get('crop_size') for step in last if type_name(step) == 'RandomCrop']
     if not crops or not all(isinstance(each, (list, tuple)) for each in (size, crops[-1])):
         return
     size, crop = tuple(size), tuple(crops[-1])

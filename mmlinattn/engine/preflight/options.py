@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from ...models.layers import BaseAttention, registered_subclasses
 from ...utils import dicts, key_of, type_name
-from ...utils.suggest import did_you_mean, option_names
+from ...utils.suggest import did_you_mean, option_names, shorten
 
 Names = FrozenSet[str]
 
@@ -208,7 +208,9 @@ def _check_unknown(
             attentions = registered_subclasses(BaseAttention)
             of_others = [other for other, kind in attentions.items() if name in option_names(kind)]
             if of_others and type_name(node) in attentions:
-                hint = f', which is one of {" and ".join(of_others)}'
+                hint = (
+                    f', which {shorten(of_others, 3)} have; {type_name(node)} has {sorted(known)}'
+                )
             else:
                 hint = did_you_mean(name, known) or f', it has {sorted(known)}'
             hint += replaced

@@ -80,8 +80,10 @@ class PluginRunner(Runner):
     def dump_config(self) -> None:
         """Write the config to the work directory, but not over the file that it was read from."""
         path = self.cfg.filename
-        there = path and Path(self.work_dir, Path(path).name)
-        if not (there and there.exists() and there.samefile(path)):
+        files = [Path(path), Path(self.work_dir, Path(path).name)] if path else []
+        if files and all(file.exists() for file in files) and files[0].samefile(files[1]):
+            self.logger.info(f'{path} is kept; the config of this run is {self._log_dir}/vis_data')
+        else:
             super().dump_config()
 
     def register_default_hooks(self, hooks: Optional[dict] = None) -> None:

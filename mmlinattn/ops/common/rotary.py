@@ -110,8 +110,13 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
     if rotary is None:
         return x
     check_floating_point('x', x)
-    shape = rotary.hw_shape
-    check_rotary(rotary, x, shape if isinstance(shape, PackedShapes) else None, 'x')
+    if x.dim() < 2:
+        raise ValueError(f'x must have shape (..., N, d), got {tuple(x.shape)}')
+    packed = getattr(rotary, 'hw_shape', None)
+    packed = packed if isinstance(packed, PackedShapes) else None
+    check_rotary(rotary, x, packed, 'x')
+    if packed is not None and x.shape[-2] != packed.num_tokens:
+        raise ValueError(f'rotary has {packed.num_tokens} positions but x has {x.shape[-2]} tokens')
     tracing = is_tracing()
     return turn(x, rotary.angles(x.dtype, x.device, tracing), False, tracing)
 
