@@ -48,12 +48,11 @@ def linear(weight: Tensor) -> Tensor:
 # Names of necks and heads are unchanged since MMDetection 2.3 and MMSegmentation 0.6.
 OPENMMLAB = (
     KeyRule(r'(neck|(rpn|bbox|roi|mask|panoptic|decode|auxiliary)_head)\.', r'\g<0>'),
-    KeyRule(
-        r'(en|de)coder\.(layers\.\d+\.(self_attn|cross_attn|ffn|norms)|ref_point_head|norm)\.|'
-        r'(query_embedding|dn_query_generator|memory_trans_fc|memory_trans_norm|'
-        r'reference_points_fc)\.|level_embed$',
-        r'\g<0>',
-    ),  # of detectors such as DINO
+    # Detectors with queries, such as DINO.
+    KeyRule(r'(en|de)coder\.layers\.\d+\.(self_attn|cross_attn|ffn|norms)\.', r'\g<0>'),
+    KeyRule(r'decoder\.(ref_point_head|ref_anchor_head|query_scale|norm|post_norm)\.', r'\g<0>'),
+    KeyRule(r'(query_embedding|dn_query_generator|reference_points_fc)\.', r'\g<0>'),
+    KeyRule(r'(memory|pos)_trans_(fc|norm)\.|level_embed$', r'\g<0>'),
     KeyRule(r'ema_', None, reason='copies of the EMA hook'),
 )
 
