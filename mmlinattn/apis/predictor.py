@@ -18,14 +18,7 @@ from PIL import Image, ImageOps
 from ..datasets.audit.images import too_dark
 from ..deployment import is_exported, load_exported
 from ..engine.config import load_config
-from ..engine.model import (
-    check_device,
-    class_names,
-    load_model,
-    metainfos,
-    number_of_classes,
-    quiet,
-)
+from ..engine.model import class_names, load_model, metainfos, number_of_classes, quiet
 from ..ops.common.checks import check_rate
 from ..utils import check_integer
 from .augmentation import augmentation, check_augmentable, merging_model
@@ -99,7 +92,6 @@ class Predictor:
         exported = is_exported(weights)
         if tta and exported:
             raise ValueError(f'tta needs a checkpoint, got the exported file {weights!r}')
-        check_device(device)
         self.task, self.cfg, self.device, self.tta = TASKS[scope], cfg, device, tta
         self.notes: List[str] = []
         steps = steps_of(cfg)

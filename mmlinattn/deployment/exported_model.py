@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from ..engine.model import number_of_classes, preprocessor_of, quiet
+from ..engine.model import check_device, number_of_classes, preprocessor_of, quiet
 from ..utils.messages import log_warning
 from .capture import strides_of
 from .deployable import exported_form, is_multi_label, normalisation
@@ -35,7 +35,9 @@ def load_exported(
     Raises:
         FileNotFoundError, mmlinattn.deployment.FileError, NotDeployable: see
             :class:`ExportedModel`.
+        ValueError: see :func:`mmlinattn.engine.model.check_device`.
     """
+    check_device(device)
     preprocessor = preprocessor_of(cfg) or None
     model = ExportedModel(path, cfg.model, cfg.get('default_scope'), preprocessor)
     return model.to(device).eval(), dict(dataset_meta=dict(classes=model.file.metadata.classes))

@@ -1,6 +1,7 @@
 """Predictors of all tasks: what they take, what they predict with, and which ids they give."""
 
 import json
+import math
 import shutil
 
 import cv2
@@ -177,6 +178,8 @@ def test_exported_file_predicts(files, tmp_path, task):
     assert predictor(IMAGE).names[0] == 'own 1'  # as stub.py writes
     with pytest.raises(ValueError, match='tta needs a checkpoint, got the exported file'):
         load(files(task)[0], file, tta=True)
+    with pytest.raises(ValueError, match="device must be cpu, cuda, .* got 'gpu'"):
+        load(files(task)[0], file, device='gpu')
 
 
 def test_flips_are_averaged(files, predictor):
@@ -309,3 +312,11 @@ def test_images_of_one_size_go_through_the_model_at_once(files, monkeypatch):
 def test_model_without_a_head(files):
     with pytest.raises(ValueError, match='ViTVQGAN has no head of boxes, labels or classes'):
         load(*files('vqgan'))
+
+
+def test_scores_out_of_range(files):
+    """As the command line refuses them."""
+    predictor = load(*files('cls'))
+    for score in (2, -0.1, math.nan):
+        with pytest.raises(ValueError, match='min_score must be'):
+            predictor(IMAGE, min_score=score)

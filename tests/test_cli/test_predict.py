@@ -15,8 +15,10 @@ from pycocotools.coco import COCO
 from mmlinattn import __main__ as program
 from mmlinattn.apis import Predictor, coco_categories, coco_json
 from mmlinattn.apis.coco import coco_record
+from mmlinattn.cli import predict as cli
 from mmlinattn.cli.predict import files_to_predict
 from mmlinattn.engine.config import load_config
+from mmlinattn.utils import WriteError
 from tests.test_tools.conftest import CONFIGS
 
 SHAPES = ('circle', 'square', 'triangle', 'star', 'cross')
@@ -191,6 +193,18 @@ def test_images_so_far_are_kept(files, pictures, tmp_path, capsys, monkeypatch, 
         predict(capsys, *given)
     content, _ = of_coco(tmp_path / 'predictions.json')
     assert [image['file_name'] for image in content['images']] == ['a.jpg']
+
+
+def test_older_predictions_outlive_a_full_disk(files, pictures, tmp_path, monkeypatch, error_of):
+    def full(path, *_, **__):
+        raise WriteError(f'{path} cannot be written')
+
+    older = tmp_path / 'predictions.json'
+    older.write_text('{}')
+    monkeypatch.setattr(cli, 'write_json', full)
+    argv = ['predict', *map(str, (*files('cls'), pictures / 'a.jpg', '--out', tmp_path))]
+    assert f'{older} cannot be written' in error_of(program.main, argv)
+    assert older.read_text() == '{}'
 
 
 def test_pictures_in_the_source_are_not_predicted(files, pictures, tmp_path, capsys):

@@ -74,7 +74,8 @@ class ExactResumeHook(Hook):
             hook.monitor: (hook.wait_count, float(hook.best_score))
             for hook in _early_stopping(runner)
         }
-        checkpoint.update({WAITED: waited} if waited else {})
+        if waited:
+            checkpoint[WAITED] = waited
         wrappers = optim_wrappers(runner.optim_wrapper)
         # Optimizer wrappers of other classes accumulate no gradients.
         wrappers = {name: each for name, each in wrappers.items() if isinstance(each, OptimWrapper)}

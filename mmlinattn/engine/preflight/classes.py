@@ -160,12 +160,10 @@ def check_heads(
                     what += f'give one for each, or set {option}=None'
                     yield Finding('class', option, what, True)
         elif name == 'head' and found > number:
-            option, what = (
-                f'model.{name}.num_classes',
-                f'is {found}, but {where} has {number} classes',
-            )
+            option = f'model.{name}.num_classes'
             cure = f': set {option}={number}' if where == 'train_dataloader' else ''
-            yield Finding('class', option, what + cure)
+            what = f'is {found}, but {where} has {number} classes{cure}'
+            yield Finding('class', option, what)
         else:
             wrong.append((f'model.{name}.num_classes', found, number))
         # A classifier may have more outputs than classes.

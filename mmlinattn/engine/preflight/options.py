@@ -208,9 +208,8 @@ def _check_unknown(
             attentions = registered_subclasses(BaseAttention)
             of_others = [other for other, kind in attentions.items() if name in option_names(kind)]
             if of_others and type_name(node) in attentions:
-                hint = (
-                    f', which {shorten(of_others, 3)} have; {type_name(node)} has {sorted(known)}'
-                )
+                others = shorten(of_others, 3)
+                hint = f', which {others} have; {type_name(node)} has {sorted(known)}'
             else:
                 hint = did_you_mean(name, known) or f', it has {sorted(known)}'
             hint += replaced

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.config import ConfigDict
-from mmengine.optim import build_optim_wrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from mmengine.registry import MODELS
 from torch import nn
 
@@ -220,8 +220,10 @@ def test_bad_options_images_and_backbones():
     model = build()
     with pytest.raises(ValueError, match=r'images of 30x32 are no whole number of patches of 8x8'):
         model(torch.rand(1, 3, 30, 32))
-    with pytest.raises(ValueError, match="constructor='GeneratorDiscriminatorConstructor'"):
-        model.train_step(batch(), {})
+    one = OptimWrapper(torch.optim.SGD(model.parameters(), 0.1))
+    for wrapper in (one, OptimWrapperDict(other=one)):
+        with pytest.raises(ValueError, match="constructor='GeneratorDiscriminatorConstructor'"):
+            model.train_step(batch(), wrapper)
     image = torch.rand(1, 3, 32, 32)
     for other, fake in ((build(discriminator=None), image), (model, None)):
         with pytest.raises(ValueError, match="mode='discriminator' needs model.discriminator and"):
