@@ -130,9 +130,12 @@ class Prediction:
         Pillow and MMSegmentation read the indices; viewers show the colours.
 
         Raises:
-            ValueError: the model is no segmentor, or has more than 256 classes.
+            ValueError: the name does not end in .png, or the model is no segmentor or has more than
+                256 classes.
             OSError: the file cannot be written.
         """
+        if Path(path).suffix.lower() != '.png':
+            raise ValueError(f'labels are saved as .png, got {path!s}')
         if self.segmentation is None or len(self.categories) > 256:
             raise ValueError('save_labels needs a segmentor of at most 256 classes')
         image = Image.fromarray(self.segmentation.astype(np.uint8)).convert('P')

@@ -176,8 +176,9 @@ def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
 
 
 def _unreadable(file: BinaryIO, name: str, error: Exception) -> CheckpointError:
-    if name.endswith(('.onnx', '.pt2')):
-        only = '; test and predict also read exported .onnx files' * name.endswith('.pt2')
+    suffix = name.lower().rpartition('.')[2]
+    if suffix in ('onnx', 'pt2'):
+        only = '; test and predict also read exported .onnx files' * (suffix == 'pt2')
         return CheckpointError(f'{name} is an exported file, its checkpoint is needed here{only}')
     lines = str(error).strip().splitlines()
     reason = f': {lines[0].split(". ")[0][:120]}' if lines else ''

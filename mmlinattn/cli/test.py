@@ -34,7 +34,7 @@ def prepare(args: argparse.Namespace) -> PluginRunner:
     cfg.load_from = args.checkpoint
     check_run(cfg, 'test')
     check_writable(Path(cfg.work_dir) / 'config.py')
-    if args.checkpoint.endswith(EXPORTED):
+    if args.checkpoint.lower().endswith(EXPORTED):
         return runner_of_exported(cfg, args.checkpoint)
     runner = PluginRunner.from_cfg(cfg)
     if views is not None:

@@ -41,15 +41,27 @@ def check_torch() -> None:
         )
 
 
-def check_shape(shape: Sequence[int], stride: int, dynamic: bool, coarsest: int) -> None:
+def least_side(name: str, stride: int, coarsest: int, dynamic: bool) -> int:
+    """Return the smallest side of an image that files of a format take."""
+    if not dynamic:
+        return stride
+    # A program of torch.export asserts that no map has a side of 1.
+    return stride + (coarsest if name == 'pt2' else stride)
+
+
+def check_shape(
+    shape: Sequence[int], stride: int, dynamic: bool, coarsest: int, formats: Sequence[str]
+) -> None:
     """Raise ValueError unless height and width are multiples of the stride and large enough."""
-    least = 2 * stride if dynamic else stride
     height, width = shape
-    if min(shape) < least:
-        raise ValueError(
-            f'--shape {height} {width} is below {least}x{least}, the smallest that this model '
-            f'(stride {stride}) exports with' + (' dynamic sizes' if dynamic else '')
-        )
+    for name in formats:
+        least = least_side(name, stride, coarsest, dynamic)
+        if min(shape) < least:
+            sizes = ' and dynamic sizes: add --static, or give a larger shape' * dynamic
+            raise ValueError(
+                f'--shape {height} {width} is below {least}x{least}, the smallest of this model '
+                f'(stride {stride}) with --format {name}{sizes}'
+            )
     most = LARGEST - 2 * coarsest  # a taller and a wider image are compared, too
     if dynamic and max(shape) > most:
         raise ValueError(

@@ -68,7 +68,7 @@ class ExportedFile:
             size: (B, 2) int64, for detectors: height and width before padding, (H, W) by default.
 
         Raises:
-            FileError: the file does not take these images, or onnxruntime fails.
+            FileError: the file does not take these images or sizes, or onnxruntime fails.
         """
         is_tensor = isinstance(image, Tensor)
         if not is_tensor or image.dtype != torch.float32 or image.shape[1:-2] != (3,):
@@ -87,7 +87,15 @@ class ExportedFile:
             )
         inputs = {'image': image.detach().contiguous().numpy()}
         if self.takes_size:
-            size = torch.tensor([[height, width]] * len(image)) if size is None else size
+            most = torch.tensor([[height, width]] * len(image))
+            size = most if size is None else size
+            is_pairs = isinstance(size, Tensor) and size.dtype == torch.int64
+            is_pairs = is_pairs and size.shape == most.shape
+            if not is_pairs or not ((size > 0) & (size <= most)).all():
+                raise FileError(
+                    f'{self.path} takes size as int64 (B, 2), heights and widths of up to '
+                    f'{height}x{width}, got {size}'
+                )
             inputs['size'] = size.contiguous().numpy()
         try:
             found = self.session.run(metadata.outputs, inputs)
@@ -98,4 +106,4 @@ class ExportedFile:
 
 def is_exported(path: str) -> bool:
     """Return True if the name is that of an exported file, not of a checkpoint."""
-    return Path(path).suffix == '.onnx'
+    return Path(path).suffix.lower() == '.onnx'

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..engine.model import preprocessor_of
 from ..utils import atomic_write, check_writable
 from ..utils.messages import log_warning
-from .capture import capture, check_shape, check_torch, strides_of
+from .capture import capture, check_shape, check_torch, least_side, strides_of
 from .compare import difference, fit
 from .deployable import Deployable, load
 from .file_metadata import FileMetadata
@@ -57,6 +57,7 @@ class Export:
         classes: class names.
         settings: export settings.
         image: (1, 3, h, w) float32, RGB, 0..255, typical of the data; see :func:`sample_image`.
+        formats: those to write, for the check of the shape.
 
     Attributes:
         program: program of ``torch.export``.
@@ -67,11 +68,12 @@ class Export:
     """
 
     def __init__(
-        self, model: Deployable, classes: Sequence[str], settings: ExportSettings, image: Tensor
-    ) -> None:
+        self, model: Deployable, classes: Sequence[str], settings: ExportSettings, image: Tensor,
+        formats: Sequence[str] = ('onnx',),
+    ) -> None:  # fmt: skip
         stride, coarsest = strides_of(model.model)
         shape, dynamic = settings.shape, not settings.static
-        check_shape(shape, stride, dynamic, coarsest)
+        check_shape(shape, stride, dynamic, coarsest, formats)
         sizes: List[Tuple[int, ...]] = [shape]
         if dynamic:  # a taller and a wider one, too
             (height, width), more = shape, 2 * stride
@@ -95,7 +97,7 @@ class Export:
             stride=stride,
             dynamic=dynamic,
             shape=shape,
-            least=2 * stride if dynamic else stride,
+            least=least_side('onnx', stride, coarsest, dynamic),
             batch=None if settings.dynamic_batch else 1,
             padding=model.padding(),
         )
@@ -111,17 +113,10 @@ class Export:
 
         Raises:
             mmlinattn.utils.WriteError: the file cannot be written.
-            ValueError: a program of torch.export does not take images of this shape.
         """
-        metadata, shape = self.metadata, self.metadata.shape
-        if name == 'pt2' and metadata.dynamic:  # the program asserts that no map has a side of 1
-            least = metadata.stride + self.coarsest
-            if min(shape) < least:
-                raise ValueError(
-                    f'--shape {shape[0]} {shape[1]} is below {least}x{least}, the smallest that '
-                    '--format pt2 takes with dynamic sizes: add --static, or give a larger shape'
-                )
-            metadata = replace(metadata, least=least)
+        about = self.metadata
+        least = least_side(name, about.stride, self.coarsest, about.dynamic)
+        metadata = replace(about, least=least)
         start = time.perf_counter()
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
@@ -172,7 +167,7 @@ def export(
         log_warning(
             f'neither checkpoint nor test data name {len(classes)} classes: they are class 0, ...'
         )
-    exported = Export(model, classes, settings, image)
+    exported = Export(model, classes, settings, image, formats)
     warn_of_other_results(cfg, exported.metadata)
     if not any(each.get('count', torch.ones(1)).any() for each in exported.expected):
         log_warning('nothing is detected in the sample, so no boxes are compared: give --sample')

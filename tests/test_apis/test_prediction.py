@@ -103,6 +103,8 @@ def test_indexed_png(regions, objects, tmp_path):
     assert image.convert('RGB').getpixel((35, 15)) == BLUE
     with pytest.raises(ValueError, match='save_labels needs a segmentor'):
         objects.save_labels(tmp_path / 'b.png')
+    with pytest.raises(ValueError, match='labels are saved as .png, got .*d.jpg'):
+        regions.save_labels(tmp_path / 'd.jpg')
     many = coco_categories([f'{i}' for i in range(300)], [RED] * 300)
     with pytest.raises(ValueError, match='at most 256 classes'):
         replace(regions, categories=many).save_labels(tmp_path / 'c.png')

@@ -42,7 +42,7 @@ def test_names_of_the_parsers_are_those_of_the_package():
     assert list(data.SOURCES) == sorted(SOURCES)
     assert tuple(FORMATS) == prediction.FORMATS
     assert prediction.MAX_MEGAPIXELS == MAX_MEGAPIXELS
-    assert all(is_exported(f'a{suffix}') for suffix in runs.EXPORTED)
+    assert all(is_exported(f'a{suffix}') for suffix in ('.ONNX', *runs.EXPORTED))
 
 
 @pytest.mark.parametrize(

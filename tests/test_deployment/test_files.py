@@ -3,7 +3,6 @@
 import importlib.util
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -77,6 +76,9 @@ def check(file: ExportedFile, model, image, sizes) -> None:
         with torch.no_grad():
             expected = model.framework_prediction(image, size)
         found = file(image, size)
+        for wrong in ([[50, 44]], size[0], size.int(), size * 99, size - 50):
+            with pytest.raises(FileError, match=r'takes size as int64 \(B, 2\), .* got'):
+                file(image, wrong)
         # The backbone of SMCA sees the border.
         smca = type(model).__name__ == 'DeployableSMCA'
         check_detections(match(found, expected) + match(expected, found), 0.02 if smca else 1e-3)
@@ -290,10 +292,11 @@ def test_the_least_side_of_a_program(make, tmp_path):
     pytest.importorskip('mmdet', reason='it is a detector')
     case = make('ravlt-nano-retinanet', plain)
     model = deployable(case.model, case.cfg)
-    exported = Export(model, ['a', 'b'], ANY, case.image)
-    with pytest.raises(ValueError, match='--shape 96 64 is below 96x96, .* --format pt2 takes'):
-        exported.write('pt2', tmp_path / 'model.pt2')
-    exported.metadata = replace(exported.metadata, shape=(96, 96))
+    formats = ('onnx', 'pt2')
+    with pytest.raises(ValueError, match='--shape 96 64 is below 96x96, .* --format pt2 and dynam'):
+        Export(model, ['a', 'b'], ANY, case.image, formats)
+    exported = Export(model, ['a', 'b'], ANY._replace(shape=(96, 128)), case.image, formats)
+    assert exported.metadata.least == 64  # of the ONNX file
     exported.write('pt2', tmp_path / 'model.pt2')
     extra = {METADATA: ''}
     run = torch.export.load(tmp_path / 'model.pt2', extra_files=extra).module()

@@ -141,7 +141,7 @@ def test_a_detector_that_does_not_pad_as_the_file(monkeypatch, divisor, dynamic,
     [
         (('--shape', 64, 70), '70 is not a multiple of the stride 32; 64 and 96 are'),
         (('--shape', 8224, 64), 'a side is above 8128, the largest'),
-        (('--shape', 32, 64), 'below 64x64, the smallest that this model (stride 32)'),
+        (('--shape', 32, 64), 'below 64x64, the smallest of this model (stride 32) with'),
         (('--shape', 64, 64, '--format', 'onnx', 'tflite'), '--format tflite: there are onnx, '),
         (
             ('--shape', 64, 64, '--format', 'absent'),

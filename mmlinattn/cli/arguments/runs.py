@@ -39,7 +39,7 @@ def test(argv: Optional[List[str]] = None) -> Namespace:
     args = _parse_run(parser, argv)
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out must end with .pkl or .pickle, got {args.out!r}')
-    if args.tta and args.checkpoint.endswith(EXPORTED):
+    if args.tta and args.checkpoint.lower().endswith(EXPORTED):
         parser.error(f'--tta needs a checkpoint, got {args.checkpoint!r}')
     return args
 
