@@ -149,6 +149,14 @@ def test_a_loss_that_is_not_finite_is_one_line(tmp_path):
         tiny_runner(tmp_path, model=model, custom_hooks=hooks).train()
 
 
+@pytest.mark.parametrize('options', ['yes', dict(mode='fast'), dict(opt=1), dict(backend='none')])
+def test_a_wrong_option_of_compile(options):
+    run = PluginRunner.__new__(PluginRunner)
+    run.cfg, run.model = Config(dict(compile=options)), Net()
+    with pytest.raises(InputError, match=r'compile=.* of the config: \S'):
+        run._maybe_compile('train_step')
+
+
 def test_a_wrapper_of_a_config_on_the_cpu(monkeypatch):
     """It would select a GPU by the number of the process."""
     given = []

@@ -144,7 +144,7 @@ def empty_reason(loader: dict) -> str:
 def first_files(folder: str) -> str:
     """Return the first files in a folder and its subfolders, for messages."""
     if not osp.isdir(folder):
-        return 'not been made'
+        return 'no file: the folder does not exist'
     paths = (osp.join(base, name) for base, _, files in os.walk(folder) for name in sorted(files))
     names = [osp.relpath(path, folder) for path in islice(paths, 4)]
     return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'

@@ -137,6 +137,13 @@ class PluginRunner(Runner):
                 'outputs (out_indices, start_level, in_index), or set find_unused_parameters=True'
             ) from error
 
+    def _maybe_compile(self, target: str) -> None:
+        try:
+            super()._maybe_compile(target)
+        except (AssertionError, RuntimeError, TypeError) as error:
+            reason = str(error).partition('\n')[0]
+            raise InputError(f'compile={self.cfg.compile} of the config: {reason}') from error
+
     def load_or_resume(self) -> None:
         for handler, level in self._console.items():
             handler.setLevel(level)
