@@ -1,6 +1,7 @@
 """Capture of a model by ``torch.export``, from which every format is written."""
 
 import inspect
+import math
 import warnings
 from contextlib import ExitStack
 from typing import Any, Dict, Sequence, Tuple
@@ -83,16 +84,21 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
     A neck may add coarser maps: RetinaNet's have a stride of 128 pixels. A backbone without strided
     convolution or pooling raises NotDeployable.
     """
-    backbone, probe, sides = model.backbone, 256, []
+    kinds = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
+    layers = [layer for layer in model.backbone.modules()
+              if isinstance(layer, kinds) and layer.stride not in (1, (1, 1))]  # fmt: skip
+    if not layers:
+        raise NotDeployable(f'the stride of {type(model.backbone).__name__} cannot be found')
+    # A multiple of every stride, such as patches of 14 pixels: rounded sides would tell another.
+    strides = [layer.stride for layer in layers]
+    factor = math.lcm(*(s for each in strides for s in ([each] if type(each) is int else each)))
+    odd = factor // (factor & -factor)
+    probe, sides = 256 if odd == 1 else 64 * odd, []
     with torch.no_grad(), ExitStack() as hooks:
-        kinds = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
-        for layer in backbone.modules():
-            if isinstance(layer, kinds) and layer.stride not in (1, (1, 1)):
-                hook = layer.register_forward_hook(lambda _, args, out: sides.append(out.shape[-1]))
-                hooks.enter_context(hook)
+        for layer in layers:
+            hook = layer.register_forward_hook(lambda _, args, out: sides.append(out.shape[-1]))
+            hooks.enter_context(hook)
         feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
-    if not sides:
-        raise NotDeployable(f'the stride of {type(backbone).__name__} cannot be found')
     # A classifier's neck returns vectors, not maps.
     maps = [feat.shape[-1] for feat in feats if isinstance(feat, torch.Tensor) and feat.dim() == 4]
     return probe // min(sides), probe // min(sides + maps)

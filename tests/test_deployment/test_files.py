@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mmcv.cnn.bricks.transformer import AdaptivePadding
 from mmengine.dataset import Compose, pseudo_collate
 from torch import nn
 
@@ -239,6 +240,20 @@ def test_the_stride_counts_pooling():
     model.backbone = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.AvgPool2d(3, 1, 1), nn.AvgPool2d(2))
     model.extract_feat = model.backbone
     assert strides_of(model) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    'patch, stage, stride', [(14, 1, 14), (14, 2, 28), (20, 1, 20), (6, 4, 24)]
+)
+def test_the_stride_of_patches_that_do_not_fill_a_usual_image(patch, stage, stride):
+    """The backbone pads to whole patches, so that sides are rounded up."""
+    model = nn.Module()
+    pad = AdaptivePadding(patch, patch, padding='corner')
+    model.backbone = nn.Sequential(
+        pad, nn.Conv2d(3, 4, patch, patch), nn.Conv2d(4, 4, stage, [stage] * 2)
+    )
+    model.extract_feat = lambda image: [F.max_pool2d(model.backbone(image), 2)]
+    assert strides_of(model) == (stride, 2 * stride)
 
 
 @captures
