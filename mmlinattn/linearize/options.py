@@ -1,5 +1,6 @@
 """Options of the distillation."""
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -48,4 +49,4 @@ class Options:
     def fixed(self) -> Dict[str, Any]:
         """Return the options that a continued run must share, in types of JSON."""
         found = {name: value for name, value in asdict(self).items() if name not in FREE}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+        return json.loads(json.dumps(found))  # tuples as lists, those of attention options too
