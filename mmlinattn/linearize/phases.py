@@ -7,10 +7,9 @@ from typing import Any, Dict, Sequence
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
+from mmengine.runner.checkpoint import weights_to_cpu
 
-from ..checkpoints import read_checkpoint
-from ..engine.hooks.checkpoint_hook import LAST
-from ..engine.model import preprocessor_of
+from ..engine.model import preprocessor_of, unwrapped
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training
@@ -125,8 +124,11 @@ def finetune_config(student: Config, start: str, seed: int) -> Config:
     return found
 
 
-def train_phase(cfg: Config, work_dir: Path, options: Options) -> Path:
-    """Train a phase, or continue it, and return its last checkpoint."""
+def train_phase(cfg: Config, work_dir: Path, options: Options) -> Dict[str, Any]:
+    """Train a phase, or continue it, and return a checkpoint of its end, without optimizer.
+
+    The hooks of phase C may write none at the end.
+    """
     cfg.work_dir, cfg.launcher = str(work_dir), options.launcher
     set_up_training(cfg, resume='auto' if options.resume else None, amp=options.amp)
     if is_main_process():
@@ -135,14 +137,16 @@ def train_phase(cfg: Config, work_dir: Path, options: Options) -> Path:
     check_weights(runner, cfg)
     runner.prepare_training()
     runner.train()
-    last = Path((work_dir / LAST).read_text().strip())
-    moved = work_dir / last.name
-    return moved if moved.is_file() else last
+    state = weights_to_cpu(unwrapped(runner.model).state_dict())
+    metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None)
+    content = dict(meta=dict(dataset_meta=metainfo), state_dict=state)
+    if is_main_process():  # where hooks replace weights by their average
+        runner.call_hook('before_save_checkpoint', checkpoint=content)
+    return content
 
 
-def student_weights(checkpoint: Path, parts: Sequence[str]) -> Dict[str, Any]:
-    """Return the weights of the student's parts in a checkpoint of phase A or B."""
-    state = read_checkpoint(checkpoint)['state_dict']
+def student_weights(state: Dict[str, Any], parts: Sequence[str]) -> Dict[str, Any]:
+    """Return the weights of the student's parts among those of phase A or B."""
     prefixes = tuple(f'student.{part}.' for part in parts)
     return {
         name.removeprefix('student.'): value

@@ -202,11 +202,11 @@ class Linearizer:
     def _save_copy(self, stage: str, path: Path) -> None:
         self._save(read_checkpoint(path), stage)
 
-    def _save_trained(self, phase: str, start: Path, trained: Path) -> None:
+    def _save_trained(self, phase: str, start: Path, trained: Dict[str, Any]) -> None:
         """Save the model of a phase; A and B train some of its parts, the others do not change."""
-        content = read_checkpoint(trained if phase == 'c' else start)
+        content = trained if phase == 'c' else read_checkpoint(start)
         if phase != 'c':
-            content['state_dict'].update(student_weights(trained, self.plan.parts))
+            content['state_dict'].update(student_weights(trained['state_dict'], self.plan.parts))
         self._save(content, phase)
 
     def _phase_config(self, phase: str, start: Path) -> Config:
