@@ -72,6 +72,8 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             raise
         where = f'config {lines[0].filename}, line {lines[0].lineno}'
         raise ValueError(f'{where}: {type(error).__name__}: {error_text(error)}') from error
+    for _, node in dicts(cfg._cfg_dict):
+        node.pop('_delete_', None)  # MMEngine leaves it where no base config has the section
     check_not_old(cfg)
     import_framework(cfg)
     _check_names(cfg, path)

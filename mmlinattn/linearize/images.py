@@ -69,7 +69,7 @@ class RandomCropFlip(BaseTransform):
             image[: crop.shape[0], : crop.shape[1]] = crop
         if np.random.rand() < 0.5:
             image = image[:, ::-1]
-        results['img'] = np.ascontiguousarray(image)
+        results['img'] = image.copy()  # torch takes no negative stride, not even of one column
         results['img_shape'] = image.shape[:2]
         return results
 

@@ -161,11 +161,13 @@ class Linearizer:
             self._write_record()
             return {}
         before = json.loads(known.read_text(encoding='utf-8'))
-        for name, value in self.options.fixed().items():
-            if before['options'].get(name) != value:
+        processes = get_world_size()
+        had = dict(before['options'], processes=before.get('processes', processes))
+        for name, value in dict(self.options.fixed(), processes=processes).items():
+            if had.get(name) != value:
                 raise FileExistsError(
-                    f'--out {self.out} is of a run with {name}={before["options"].get(name)!r}, '
-                    f'not {value!r}: repeat its options, or name another folder'
+                    f'--out {self.out} is of a run with {name}={had.get(name)!r}, not {value!r}: '
+                    'repeat its options, or name another folder'
                 )
         if before.get('teacher', self.record['teacher']) != self.record['teacher']:
             raise FileExistsError(

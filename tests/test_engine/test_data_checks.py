@@ -259,6 +259,30 @@ def test_maps_with_labels_that_the_model_lacks(root):
         dataset[1]
 
 
+@pytest.mark.parametrize('package, is_own', [('users', True), ('mmseg', False)])
+def test_a_step_behind_the_loading_may_change_labels(root, monkeypatch, package, is_own):
+    """One of the user's, such as one that merges classes: a warning, no error."""
+    cfg, warned = segmentor(root, 77), []
+    monkeypatch.setattr(sample_loading, 'log_warning', warned.append)
+
+    @TRANSFORMS.register_module(force=True)
+    class Merge(BaseTransform):
+        __module__ = package
+
+        def transform(self, results):
+            results['gt_seg_map'][results['gt_seg_map'] == 77] = 0
+            return results
+
+    cfg.train_dataloader.dataset.pipeline.insert(2, dict(type='Merge'))
+    if not is_own:
+        with pytest.raises(DataError, match=r'has labels \[77\]'):
+            loaded(cfg)
+        return
+    dataset = loaded(cfg)
+    assert 'has labels [77]' in warned[0]
+    assert int(dataset[0]['data_samples'].gt_sem_seg.data.max()) < 77
+
+
 def test_maps_of_16_bits_that_mmsegmentation_wraps(root):
     """Their labels are known ones after the cast; 65535 is ignored as 255 is."""
     message = r'TrainIds.png has labels \[257\], .* \(257 as 1\): write a map of 8 bits'

@@ -1,5 +1,6 @@
 """Wrong channels and old configs end in one line, before data is read."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ WRONG = {
     'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py': (
         BACKBONE,
         r'model.decode_head.in_channels is \[32, 64, 160, 256\], but ' + GIVEN,
+    ),
+    # Its constructor needs values, so the model cannot be built on the meta device.
+    'mmseg::segmenter/segmenter_vit-s_mask_8xb1-160k_ade20k-512x512.py': (
+        "pretrained=None, backbone=dict(_delete_=True, type='ViT', arch='deit-t', img_size=64)",
+        'model.decode_head.in_channels is 384, but backbone ViT gives 192 channels',
     ),
     'mmpretrain::resnet/resnet18_8xb32_in1k.py': (
         "backbone=dict(_delete_=True, type='RAVLT', arch='tiny', out_indices=(2,))",
@@ -88,6 +94,27 @@ def test_pyramids_and_strides(tmp_path, base, backbone, neck, message):
         assert 'neck' in check_channels(cfg)
         return
     with pytest.raises(ValueError, match=message):
+        check_channels(cfg)
+
+
+@pytest.mark.parametrize(
+    'out_type, neck, message',
+    [
+        (
+            'featmap',
+            None,
+            r"head .* on the maps .*: set model.neck=dict\(type='Glo",
+        ),
+        ('cls_token', 'GlobalAveragePooling', 'neck .* on the vectors .*: set model.neck=None, or'),
+        ('featmap', 'GlobalAveragePooling', None),
+        ('cls_token', None, None),
+    ],
+)
+def test_the_form_that_a_classifier_reads(out_type, neck, message):
+    """The channels are right."""
+    cfg = load('deit-t_8xb128_in1k')
+    cfg.model.backbone.out_type, cfg.model.neck = out_type, neck and dict(type=neck)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
         check_channels(cfg)
 
 

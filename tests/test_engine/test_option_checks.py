@@ -57,6 +57,19 @@ def test_prefixes_of_base_configs_that_mmengine_does_not_know(tmp_path, base, cu
         load_config(str(tmp_path / 'mine.py'))
 
 
+def test_delete_where_no_base_has_the_section(tmp_path):
+    """MMEngine would give it to the class as an option."""
+    (tmp_path / 'base.py').write_text('model = dict(type="A", b=1)\n')
+    text = (
+        "_base_ = 'base.py'\nmodel = dict(_delete_=True, neck=[dict(c=dict(_delete_=True, d=2))])"
+    )
+    (tmp_path / 'mine.py').write_text(
+        f'{text}\ntrain_dataloader = dict(_delete_=True, dataset={{}})'
+    )
+    cfg = load_config(str(tmp_path / 'mine.py'))
+    assert cfg.model == dict(neck=[dict(c=dict(d=2))]) and cfg.train_dataloader == dict(dataset={})
+
+
 @pytest.mark.parametrize(
     'line, error',
     [

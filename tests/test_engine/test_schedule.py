@@ -1,5 +1,7 @@
 """Schedules are tried before work, and edits of a config hold in a resumed training."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from mmengine.hooks import Hook
@@ -134,6 +136,22 @@ def test_what_fails_later_is_named_before_work(tmp_path, schedule, by_epoch, mes
     with pytest.raises(
         ValueError, match=rf'^param_scheduler\[{int(by_epoch)}\] \(type=.*{message}'
     ):
+        run.prepare_training()
+
+
+@pytest.mark.parametrize(
+    'lr_mult, is_scaled, lost',
+    [(0.1, False, 'lr_mult or layer_decay_rate'), (1.0, True, '--auto-scale-lr'), (1.0, False, '')],
+)
+def test_one_cycle_would_undo_other_options(tmp_path, lr_mult, is_scaled, lost):
+    """It sets the rates of all groups to ``eta_max``."""
+    one_cycle = dict(type='OneCycleLR', eta_max=LR, total_steps=4, by_epoch=False)
+    schedules = [dict(type='ConstantLR', factor=0.5, end=1, by_epoch=False), one_cycle]
+    run = runner(tmp_path, schedules, 4)
+    run.optim_wrapper['paramwise_cfg'] = dict(custom_keys=dict(weight=dict(lr_mult=lr_mult)))
+    run.auto_scale_lr = dict(enable=is_scaled, base_batch_size=4)
+    refused = pytest.raises(ValueError, match=rf'ler\[1\] .*to eta_max, and {lost} would have no')
+    with refused if lost else nullcontext():
         run.prepare_training()
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -9,6 +10,7 @@ from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn
 
 from mmlinattn.linearize import Options
+from mmlinattn.linearize.images import RandomCropFlip
 from mmlinattn.linearize.phases import RESUME_HOOKS, finetune_config, phase_config
 
 CONFIG = Path(__file__).parents[2] / 'configs/smca/smca_nano_bccd.py'
@@ -60,3 +62,12 @@ def test_fine_tuning_resumes_exactly(own, saves, kind):
     assert not saves or cfg.default_hooks.logger.interval == 3
     student.randomness = dict(seed=0, deterministic=True)
     assert finetune_config(student, 'b.pth', 5).randomness == student.randomness
+
+
+@pytest.mark.parametrize('crop_size', [None, (4, 1)])
+def test_a_flipped_image_of_one_column(monkeypatch, crop_size):
+    """NumPy keeps its negative stride in ``ascontiguousarray``, and torch takes none."""
+    monkeypatch.setattr(np.random, 'rand', lambda: 0.0)
+    image = np.arange(12, dtype=np.uint8).reshape(4, 1, 3)
+    flipped = RandomCropFlip(crop_size).transform(dict(img=image))['img']
+    assert torch.from_numpy(flipped).tolist() == image.tolist()

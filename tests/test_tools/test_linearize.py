@@ -384,6 +384,10 @@ def test_bad_input_is_one_line_before_any_work(teacher, run, tmp_path, error_of)
     pair = _interrupted(tmp_path, 'pair', images, attn=dict(type='AgentAttention', map_size=(7, 7)))
     fails('is of a run with another model', '--resume', '--attn', 'AgentAttention',
           '--attn-options', 'map_size=(7,7)', out=pair)  # fmt: skip
+    record = json.loads((tmp_path / pair / 'record.json').read_text())
+    (tmp_path / pair / 'record.json').write_text(json.dumps(dict(record, processes=2)))
+    fails('is of a run with processes=2, not 1', '--resume', '--attn', 'AgentAttention',
+          '--attn-options', 'map_size=(7,7)', out=pair)  # fmt: skip
     # Those that the run began with, not those that the folder has now.
     (tmp_path / same / 'images.json').write_text(json.dumps([str(images / 'gone.png')]))
     fails('gone.png cannot be read', '--resume', out=same)

@@ -53,6 +53,7 @@ class Labels(NamedTuple):
     ignored: int = 255  # label of pixels that are not trained
     of_pixels: bool = False  # labels of a segmentation map, not of objects or images
     required: bool = False  # each image must have a label: MMPretrain's heads and metrics read it
+    changed: bool = False  # a transform of the user's may change them after they are loaded
 
 
 class DataError(RedactedError, ValueError):

@@ -1,5 +1,6 @@
 """Checks of a model, on the meta device, before data is read."""
 
+import copy
 from typing import Any, List, Optional, Tuple
 
 import torch
@@ -19,6 +20,8 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     not checked. Returns the parts whose channels were compared, such as ``['neck', 'bbox_head']``.
     """
     model, compared = build_model(cfg) if model is None else model, []
+    if any(parameter.device.type != 'meta' for parameter in model.parameters()):
+        model = copy.deepcopy(model).to('meta')  # it could not be built there
     model.eval()
     backbone = getattr(model, 'backbone', None)
     frames = getattr(backbone, 'num_frames', None)  # of backbones of clips
@@ -28,6 +31,7 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
         part, options = getattr(model, name, None), cfg.model.get(name)
         if given is None or part is None:
             continue
+        _compare_form(source, given, name, part)
         # A list of necks has no channels of its own.
         if isinstance(options, dict) and 'in_channels' in options:
             kind = type(getattr(model, source)).__name__
@@ -140,6 +144,20 @@ def _compare(
     raise ValueError(
         f'model.{name}.in_channels is {expected}, but {source} gives '
         f'{"/".join(map(str, given))} channels: set {cure}'
+    )
+
+
+def _compare_form(source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module) -> None:
+    """Raise ValueError if neck or head of a classifier fails on vectors, or on maps."""
+    is_map = features[-1].dim() > 2
+    if name != ('head' if is_map else 'neck') or _run(module, features) is not None:
+        return
+    given, cure = 'vectors (B, C)', 'neck=None'
+    if is_map:
+        given, cure = 'maps (B, C, H, W)', "neck=dict(type='GlobalAveragePooling')"
+    raise ValueError(
+        f'model.{name} {type(module).__name__} cannot run on the {given} of the {source}: set '
+        f'model.{cure}, or out_type of the backbone'
     )
 
 

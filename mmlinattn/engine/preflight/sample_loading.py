@@ -19,6 +19,8 @@ from .data import DataError, Labels, first_files, folders_of
 
 # Samples of each data set that are loaded before work, spread over all of them.
 LOOKED_AT = 8
+# Transforms of others may add labels or change them.
+PACKAGES = {'mmcv', 'mmdet', 'mmlinattn', 'mmpretrain', 'mmseg'}
 
 
 class CheckedLoading:
@@ -100,7 +102,7 @@ class CheckedLoading:
                 if strange == [number]:
                     what += '; add the class (num_classes, metainfo.classes), or, if 0 is no '
                     what += 'class, set reduce_zero_label=True'
-                yield Finding('class', where, what, True)
+                yield Finding('class', where, what, not self.labels.changed)
             elif not is_trained.any():
                 yield Finding('mask', where, 'has ignored pixels only, nothing is trained')
 
@@ -152,8 +154,8 @@ def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
     """Replace the loading transforms of a data set by CheckedLoading, and return these."""
     checked, lists = [], [getattr(dataset.pipeline, 'transforms', [])]
     packages = {type(step).__module__.partition('.')[0] for step in lists[0]}
-    if packages - {'mmcv', 'mmpretrain', 'mmlinattn'}:  # a step of the user's may add the label
-        labels = labels._replace(required=False)
+    if packages - PACKAGES:
+        labels = labels._replace(required=False, changed=True)
     for steps in lists:
         for i, step in enumerate(steps):
             if type(step).__name__.startswith('Load'):

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any, Dict, Iterator, List, Sequence, Set
 
 from mmengine.optim import OptimWrapper
+from mmengine.optim.scheduler.param_scheduler import OneCycleParamScheduler
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from ...utils.command_line import error_text
@@ -37,6 +38,8 @@ def check_schedule(runner: Runner) -> None:
         place = f'param_scheduler.{name}' if has_own else 'param_scheduler'
         chosen = configs[name] if has_own else configs
         stand_in, schedulers = _stand_in(wrapper), {}
+        rate = wrapper.optimizer.defaults.get('lr')
+        has_rates = any(group['lr'] != rate for group in stand_in.param_groups)
         for i, config in enumerate(chosen if isinstance(chosen, Sequence) else [chosen]):
             options = ', '.join(f'{key}={value!r}' for key, value in config.items())
             where = f'{place}[{i}] ({options})'
@@ -45,6 +48,9 @@ def check_schedule(runner: Runner) -> None:
             except Exception as error:
                 raise ValueError(f'{where}: {error_text(error)}') from error
             scheduler = schedulers[where]
+            if isinstance(scheduler, OneCycleParamScheduler):
+                scaled = (runner.auto_scale_lr or {}).get('enable')
+                _check_one_cycle(where, scheduler, has_rates, scaled)
             monitor = getattr(scheduler, 'monitor', None)
             check_monitor(f'{where}.monitor', monitor, runner.scores)
             if hasattr(scheduler, 'start_factor') and scheduler.total_iters < 1:
@@ -60,6 +66,16 @@ def check_schedule(runner: Runner) -> None:
                 )
         if schedulers:
             _check_rates(schedulers, stand_in, runner.train_loop)
+
+
+def _check_one_cycle(where: str, scheduler: Any, has_rates: bool, is_scaled: bool) -> None:
+    """Raise ValueError if OneCycleLR, which sets all rates to eta_max, undoes other options."""
+    lost = 'lr_mult or layer_decay_rate' if has_rates else '--auto-scale-lr' * bool(is_scaled)
+    if lost and not isinstance(scheduler.eta_max, (list, tuple)):  # one for each group
+        raise ValueError(
+            f'{where} sets the learning rate of all parameters to eta_max, and {lost} would have '
+            'no effect: leave that out, or take LinearLR and CosineAnnealingLR, which keep it'
+        )
 
 
 def _check_rates(schedulers: Dict[str, Any], stand_in: OptimWrapper, loop: Any) -> None:

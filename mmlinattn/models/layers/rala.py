@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...ops import rala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
 from ...utils import check_number
+from ...utils.errors import InputError
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .token_layout import require_static_size
@@ -37,7 +38,8 @@ class RALA(BaseAttention):
         kwargs: options of :class:`BaseAttention`.
 
     Raises:
-        ValueError: an option value is unknown, or the map has other than ``num_tokens`` tokens.
+        ValueError: an option value is unknown.
+        mmlinattn.utils.errors.InputError: the map has other than ``num_tokens`` tokens.
 
     Example:
         >>> attn = RALA(embed_dims=64, num_heads=2)
@@ -108,8 +110,9 @@ class RALA(BaseAttention):
         )
         num_tokens = self.token_logits.shape[-1]
         if k.shape[2] != num_tokens:
-            raise ValueError(
-                f"kv_augmentation='learnable' was built for num_tokens={num_tokens}, the map has "
-                f'{k.shape[2]}'
+            raise InputError(
+                f"RALA with kv_augmentation='learnable' was built for num_tokens={num_tokens}, a "
+                f'map has {k.shape[2]}: train and test with images of one size, and set num_tokens '
+                'of each stage to its map'
             )
         return num_tokens * self.token_logits.softmax(-1)

@@ -362,7 +362,7 @@ def test_unsupported_options_raise(kind):
 
 def test_learnable_token_weights_raise_for_another_map():
     attn = build_attention(ATTENTIONS['rala-learnable'], 32, 2)
-    with pytest.raises(ValueError, match='num_tokens=30, the map has 20'):
+    with pytest.raises(ValueError, match='num_tokens=30, a map has 20'):
         attn(torch.randn(1, 20, 32), (4, 5))
 
 
