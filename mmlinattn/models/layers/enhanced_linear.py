@@ -85,10 +85,6 @@ class EnhancedLinearAttention(BaseAttention):
         q, k, v = (torch.cat(part, -1) for part in zip(*(scale.chunk(3, -1) for scale in scales)))
         return q, k, v, None
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """Reshape (B, N, C (1 + scales)) to (B, heads (1 + scales), N, d)."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         return linear_attention(
             q, k, v, key_padding_mask=layout.key_padding_mask, eps=self.eps, feature_map='relu',
