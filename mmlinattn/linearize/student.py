@@ -8,17 +8,11 @@ from torch import nn
 
 from ..engine.model import build_model
 from ..models.backbones.base import Backbone
-from ..models.layers import AttnCfg, expand_attn_cfg
+from ..models.layers import AttnCfg, SoftmaxAttention, expand_attn_cfg
 from ..models.layers.base import BaseAttention
 from ..models.layers.build import find_attention, registered_subclasses
 from ..utils.pretrained import remove_pretrained
 from .parts import Part, options_of, parts_of
-
-# Attentions whose weights are a softmax over keys, with their subclasses.
-SOFTMAX = (
-    'SoftmaxAttention', 'SpatialReductionAttention', 'BiasedSoftmaxAttention',
-    'ConvProjectionAttention', 'GatedPositionalAttention', 'VisionLongformerAttention',
-)  # fmt: skip
 
 
 class StudentPlan(NamedTuple):
@@ -152,8 +146,7 @@ def _kept(softmax: List[int], keep: Sequence[Union[int, str]], count: int, kind:
 
 
 def _is_softmax(attn_cfg: AttnCfg) -> bool:
-    kinds = registered_subclasses(BaseAttention)
-    return issubclass(find_attention(attn_cfg), tuple(kinds[name] for name in SOFTMAX))
+    return issubclass(find_attention(attn_cfg), SoftmaxAttention)
 
 
 def _name(attn_cfg: AttnCfg) -> str:

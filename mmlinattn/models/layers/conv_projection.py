@@ -7,17 +7,16 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_rate
 from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
-from .softmax import softmax_attention
+from .softmax import SoftmaxAttention
 from .token_layout import convolve_tokens
 
 KV_STRIDE = 2  # of keys and values
 
 
 @MODELS.register_module()
-class ConvProjectionAttention(BaseAttention):
+class ConvProjectionAttention(SoftmaxAttention):
     """Softmax attention of CvT (Wu et al., ICCV 2021, section 3.2) with convolutional projections.
 
     Queries, keys and values each pass a depth-wise 3x3 convolution and batch norm before the linear
@@ -29,8 +28,7 @@ class ConvProjectionAttention(BaseAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        attn_drop: dropout on the attention weights.
-        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
+        kwargs: options of :class:`SoftmaxAttention` but rotary, lepe and gate.
 
     Example:
         >>> attn = ConvProjectionAttention(embed_dims=32, num_heads=4)
@@ -46,12 +44,12 @@ class ConvProjectionAttention(BaseAttention):
         use='released CvT weights; quadratic',
         needs_map=True,
     )
-    backends = ('auto',)
+    backbone_options = BaseAttention.backbone_options
+    cross_values = None
     unsupported_options = ('rotary', 'lepe', 'gate')
 
-    def __init__(self, embed_dims: int, num_heads: int, attn_drop: float = 0.0, **kwargs) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        self.attn_drop = check_rate('attn_drop', attn_drop)
         self.conv_q = _convolution(embed_dims, 1)
         self.conv_k = _convolution(embed_dims, KV_STRIDE)
         self.conv_v = _convolution(embed_dims, KV_STRIDE)
@@ -71,9 +69,9 @@ class ConvProjectionAttention(BaseAttention):
             extra, mask = layout.split_extra(mask)
             centres = mask.unflatten(1, layout.hw_shape)[:, ::KV_STRIDE, ::KV_STRIDE]
             mask = torch.cat([extra, centres.flatten(1)], 1)
-        dropout = self.attn_drop if self.training else 0.0
         # SDPA scales by (C / heads)^-0.5.
-        return softmax_attention(q * self.num_heads**-0.5, k, v, mask, dropout=dropout)
+        layout = layout._replace(key_padding_mask=mask)
+        return super().attend(q * self.num_heads**-0.5, k, v, layout)
 
 
 def _convolution(channels: int, stride: int) -> nn.Sequential:

@@ -7,15 +7,14 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_rate
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
-from .softmax import softmax_attention
+from .softmax import SoftmaxAttention
 
 
 @MODELS.register_module()
-class GatedPositionalAttention(BaseAttention):
+class GatedPositionalAttention(SoftmaxAttention):
     """Gated positional self-attention, "ConViT" (d'Ascoli et al., ICML 2021)::
 
         out_i = (1 - s) sum_j softmax_j(q_i . k_j / sqrt(d)) v_j + s sum_j softmax_j(p . r_ij) v_j
@@ -31,8 +30,8 @@ class GatedPositionalAttention(BaseAttention):
 
     Args:
         embed_dims, num_heads: channels and heads.
-        attn_drop: dropout on the weights of the content part.
-        kwargs: options of :class:`BaseAttention`. Extra tokens (class token) are not supported.
+        kwargs: options of :class:`SoftmaxAttention`, whose dropout is on the weights of the content
+            part. Extra tokens (class token) are not supported.
 
     Example:
         >>> attn = GatedPositionalAttention(embed_dims=64, num_heads=4)
@@ -40,7 +39,6 @@ class GatedPositionalAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    backends = ('auto',)
     info = AttentionInfo(
         formula='(1-s) softmax(q_i . k_j/sqrt d) v_j + s softmax(p . r_ij) v_j, s = sigmoid(gate)',
         time='O(N^2 d)',
@@ -49,11 +47,12 @@ class GatedPositionalAttention(BaseAttention):
         use='small maps and small datasets: starts as a convolution; quadratic',
         needs_map=True,
     )
+    backbone_options = BaseAttention.backbone_options
+    cross_values = None
     supports_extra_tokens = False
 
-    def __init__(self, embed_dims: int, num_heads: int, attn_drop: float = 0.0, **kwargs) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
-        self.attn_drop = check_rate('attn_drop', attn_drop)
         self.gates = nn.Parameter(torch.ones(num_heads))
         self.positions = nn.Parameter(_initial_positions(num_heads))
         self._start_values_as_identity()
@@ -67,8 +66,7 @@ class GatedPositionalAttention(BaseAttention):
         nn.init.eye_(self.in_proj.weight.data[values])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
-        dropout = self.attn_drop if self.training else 0.0
-        content = softmax_attention(q, k, v, layout.key_padding_mask, dropout=dropout)
+        content = super().attend(q, k, v, layout)
         with no_autocast(q):
             position = self.positional_attention(v, layout)
             gate = self.gates.sigmoid()[:, None, None]

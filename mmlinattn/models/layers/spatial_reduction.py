@@ -7,17 +7,16 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...ops.common.checks import check_rate
 from ...ops.common.numerics import zero_padding
 from ...utils import check_integer
 from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
-from .softmax import softmax_attention
+from .softmax import SoftmaxAttention
 from .token_layout import map_to_tokens, tokens_to_map
 
 
 @MODELS.register_module()
-class SpatialReductionAttention(BaseAttention):
+class SpatialReductionAttention(SoftmaxAttention):
     """SegFormer's efficient self-attention (Xie et al., NeurIPS 2021, section 3.1).
 
     A convolution with kernel and stride ``sr_ratio`` reduces the map for keys and values. Rows and
@@ -28,8 +27,7 @@ class SpatialReductionAttention(BaseAttention):
     Args:
         embed_dims, num_heads: channels and heads.
         sr_ratio: spatial reduction R; 1 for softmax attention without reduction.
-        attn_drop: dropout on the attention weights.
-        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
+        kwargs: options of :class:`SoftmaxAttention` but rotary, lepe and gate.
 
     Raises:
         ValueError: ``sr_ratio`` is no positive integer.
@@ -50,15 +48,12 @@ class SpatialReductionAttention(BaseAttention):
     )
     projections = (*BaseAttention.projections, 'sr')
     backbone_options = (*BaseAttention.backbone_options, 'sr_ratio')
-    backends = ('auto',)
+    cross_values = None
     unsupported_options = ('rotary', 'lepe', 'gate')
 
-    def __init__(
-        self, embed_dims: int, num_heads: int, sr_ratio: int = 1, attn_drop: float = 0.0, **kwargs
-    ) -> None:
+    def __init__(self, embed_dims: int, num_heads: int, sr_ratio: int = 1, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.sr_ratio = sr_ratio = check_integer('sr_ratio', sr_ratio)
-        self.attn_drop = check_rate('attn_drop', attn_drop)
         if sr_ratio > 1:
             self.sr = nn.Conv2d(embed_dims, embed_dims, sr_ratio, stride=sr_ratio)
             self.norm = nn.LayerNorm(embed_dims, eps=1e-5)
@@ -98,5 +93,4 @@ class SpatialReductionAttention(BaseAttention):
             keep = tokens_to_map(~mask[..., None], layout.hw_shape).to(q.dtype)
             keep = F.max_pool2d(self._pad_to_one_cell(keep), self.sr_ratio)
             mask = torch.cat([extra, keep.flatten(1) == 0], 1)
-        dropout = self.attn_drop if self.training else 0.0
-        return softmax_attention(q, k, v, mask, dropout=dropout)
+        return super().attend(q, k, v, layout._replace(key_padding_mask=mask))
