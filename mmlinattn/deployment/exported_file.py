@@ -26,7 +26,6 @@ class ExportedFile:
 
     Attributes:
         metadata: description in the file: ``task``, ``classes``, ``stride``, ``shape``, ...
-        takes_size: True for detectors, but for those of earlier versions.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -51,7 +50,6 @@ class ExportedFile:
             raise FileError(f'{self.path} needs onnxruntime: pip install onnxruntime') from error
         except Exception as error:  # onnxruntime raises arbitrary exceptions
             raise FileError(f'{self.path} cannot be loaded: {error}') from error
-        self.takes_size = 'size' in [value.name for value in self.session.get_inputs()]
         text = self.session.get_modelmeta().custom_metadata_map.get(METADATA)
         if not text:
             raise FileError(f'{self.path} does not say what it is: mmlinattn export writes that')
@@ -86,7 +84,7 @@ class ExportedFile:
                 f'{height}x{width}'
             )
         inputs = {'image': image.detach().contiguous().numpy()}
-        if self.takes_size:
+        if metadata.task == 'detection':
             most = torch.tensor([[height, width]] * len(image))
             size = most if size is None else size
             is_pairs = isinstance(size, Tensor) and size.dtype == torch.int64

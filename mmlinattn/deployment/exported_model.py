@@ -116,9 +116,7 @@ class ExportedModel(BaseModel):
         found = {name: out.to(inputs.device) for name, out in self.run(inputs, sizes).items()}
         for i, sample in enumerate(data_samples):
             count = int(found['count'][i])
-            height, width = sample.img_shape[:2]
-            limit = inputs.new_tensor([width, height, width, height])
-            boxes = found['boxes'][i, :count].clamp(min=0).minimum(limit)
+            boxes = found['boxes'][i, :count]
             scores, labels = found['scores'][i, :count], found['labels'][i, :count]
             instances = InstanceData(bboxes=boxes, scores=scores, labels=labels)
             if 'masks' in found:
@@ -160,11 +158,6 @@ def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
         NotDeployable: the model cannot be exported.
     """
     metadata = file.metadata
-    if metadata.task == 'detection' and not file.takes_size:
-        log_warning(
-            f'{file.path} is of an earlier version, which takes the padding of images for image: '
-            'export it again'
-        )
     number = len(metadata.classes)
     pairs = {
         'task': (metadata.task, exported_form(model, cfg).task),

@@ -39,7 +39,9 @@ def write_stub(path: Path, task: str, metadata: object, classes: int = 6) -> Pat
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    image = helper.make_tensor_value_info('image', TensorProto.FLOAT, [1, 3, 'h', 'w'])
+    inputs = [helper.make_tensor_value_info('image', TensorProto.FLOAT, [1, 3, 'h', 'w'])]
+    if task == 'detection':
+        inputs.append(helper.make_tensor_value_info('size', TensorProto.INT64, [1, 2]))
     if task == 'segmentation':
         nodes = [
             helper.make_node('ReduceMax', ['image', 'axis'], ['top'], keepdims=0),
@@ -62,7 +64,7 @@ def write_stub(path: Path, task: str, metadata: object, classes: int = 6) -> Pat
             for name, value in found.items()
         ]
     weights = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
-    graph = helper.make_graph(nodes, 'stub', [image], outs, weights)
+    graph = helper.make_graph(nodes, 'stub', inputs, outs, weights)
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9
     )  # fmt: skip
