@@ -12,7 +12,7 @@ from ...ops import unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, is_exporting, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
-from .token_layout import local_position
+from .token_layout import local_position, neighbours
 
 FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
     'identity': lambda x: x,
@@ -114,10 +114,7 @@ def _sum_and_count(x: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Union[int
 def _convolve(maps: Tensor, weight: Tensor) -> Tensor:
     """Convolve maps (B, C, H, W) depth-wise with a 3x3 kernel for each image, (B, C, 9)."""
     if is_exporting():  # a convolution with B C groups would fix the batch size
-        height, width = maps.shape[2:]
-        padded = F.pad(maps, (1, 1, 1, 1))
-        shifts = [padded[:, :, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-        products = [m * weight[..., t, None, None] for t, m in enumerate(shifts)]
+        products = [m * weight[..., t, None, None] for t, m in enumerate(neighbours(maps))]
         return torch.stack(products).sum(0)
     kernels = weight.reshape(-1, 1, 3, 3)
     if not len(kernels):  # no images: torch has no convolution without groups

@@ -94,6 +94,13 @@ def local_position(conv: Callable[[Tensor], Tensor], v: Tensor, layout: TokenLay
     return F.pad(local, (0, 0, layout.num_extra_tokens, 0)) if layout.num_extra_tokens else local
 
 
+def neighbours(x: Tensor) -> List[Tensor]:
+    """Return maps of the 3 x 3 neighbours of each token of a map (B, C, H, W); 0 outside of it."""
+    height, width = x.shape[2:]
+    x = F.pad(x, (1, 1, 1, 1))
+    return [x[:, :, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+
+
 def require_static_size(name: str, hw_shape: Sequence[int], reason: str) -> None:
     """Raise ValueError if height or width may be symbolic, as in ``torch.export``.
 

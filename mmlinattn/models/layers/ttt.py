@@ -21,7 +21,7 @@ from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .linear_projection import linear_parts
 from .rotary import check_rotary_over_heads, rotary_over_heads
-from .token_layout import map_to_tokens, tokens_to_map
+from .token_layout import map_to_tokens, neighbours, tokens_to_map
 
 SCALE = 1 / 3  # of the inner loss, in every release
 
@@ -130,11 +130,11 @@ class TTTAttention(BaseAttention):
         dtype = accumulation_dtype(q.dtype)
         with no_autocast(q):
             k, v = k.to(dtype), v.to(dtype)
-            sums = torch.stack([(v * x).sum((2, 3)) for x in _neighbours(k)], -1)  # [B, d, 9]
+            sums = torch.stack([(v * x).sum((2, 3)) for x in neighbours(k)], -1)  # [B, d, 9]
             conv = self.conv + _step(sums, mask, k.shape[2] * k.shape[3], -1)
             q = q.to(dtype)
             out = torch.zeros_like(q)
-            for weight, x in zip(conv.unbind(-1), _neighbours(q)):
+            for weight, x in zip(conv.unbind(-1), neighbours(q)):
                 out = torch.addcmul(out, weight[..., None, None], x)
         return F.pad(map_to_tokens(out), (0, 0, layout.num_extra_tokens, 0))[:, None]
 
@@ -160,10 +160,3 @@ def _step(sums: Tensor, mask: Mask, num_tokens: int, dim: int) -> Tensor:
         count = (~mask).sum(1).clamp(min=1).to(sums.dtype)
         step = sums * (SCALE / count).view(-1, *[1] * (sums.dim() - 1))
     return step / (1 + torch.linalg.vector_norm(step, dim=dim, keepdim=True))
-
-
-def _neighbours(x: Tensor) -> List[Tensor]:
-    """Return maps of the 9 neighbours of each token of a map (B, d, H, W); 0 outside of it."""
-    height, width = x.shape[2:]
-    x = F.pad(x, (1, 1, 1, 1))
-    return [x[:, :, i : i + height, j : j + width] for i in range(3) for j in range(3)]
