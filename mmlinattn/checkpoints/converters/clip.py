@@ -1,12 +1,11 @@
 """Key mapping for the vision towers of CLIP and SigLIP."""
 
 from functools import partial
-from typing import Dict, Mapping
+from typing import Mapping
 
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError
 from .key_mapping import Converted, KeyRule, fuse, rename
 from .vit import LAYER, NAMES, POSITIONS, convert_positions
 
@@ -22,7 +21,7 @@ TEXT = (
     r'|visual_projection\.|' + RELEASED + r'proj$|visual\.head\.'
 )
 POOL = r'attn_pool\.|' + HF + r'head\.'
-TRUNK = 'visual.trunk.'  # timm's names within OpenCLIP
+TRUNK = KeyRule(r'(?:visual\.trunk\.)?', '')  # before timm's names within OpenCLIP
 
 TOKEN = partial(torch.reshape, shape=(1, 1, -1))
 TABLE = partial(torch.unsqueeze, dim=0)
@@ -64,11 +63,6 @@ def convert_clip(state_dict: Mapping[str, Tensor]) -> Converted:
         CheckpointError: see :func:`rename`; also for a name with and without ``visual.trunk.``.
     """
     parts = tuple(f'self_attn.{name}_proj' for name in 'qkv')
-    named: Dict[str, Tensor] = {}
-    for name, value in state_dict.items():
-        short = name.removeprefix(TRUNK)
-        if short in named:
-            raise CheckpointError(f'the checkpoint has {short} twice, again as {name}')
-        named[short] = value
+    named, _ = rename(state_dict, [TRUNK])
     tensors, left_out = rename(fuse(named, parts, 'self_attn.in_proj'), CLIP)
     return convert_positions(tensors), left_out
