@@ -196,8 +196,13 @@ def errors_in_one_line(
     unchanged; else its traceback is written to ``error.txt`` in ``log_dir`` if possible.
     """
     try:
-        with unwind_on_sigterm(), _interrupts_of_formatting():
-            yield
+        with unwind_on_sigterm():
+            try:
+                yield
+            except SyntaxError as error:  # MMEngine takes an interrupt for one in a config
+                if isinstance(error.__context__, (KeyboardInterrupt, SystemExit)):
+                    raise error.__context__ from None
+                raise
     except KeyboardInterrupt:
         print('error: interrupted', file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
@@ -215,17 +220,6 @@ def errors_in_one_line(
                 where = f'the traceback is in {path}'
         print(f'error: {type(error).__name__}: {text} ({where})', file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
-
-
-@contextmanager
-def _interrupts_of_formatting() -> Iterator[None]:
-    """Raise an interrupt again that MMEngine takes for an error while it formats a config."""
-    try:
-        yield
-    except SyntaxError as error:
-        if isinstance(error.__context__, (KeyboardInterrupt, SystemExit)):
-            raise error.__context__ from None
-        raise
 
 
 def print_text(text: str) -> None:
