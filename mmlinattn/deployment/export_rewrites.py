@@ -12,20 +12,15 @@ from ..models.layers.pooling import cell_masks, cell_weights
 def rewrite_for_export(model: nn.Module) -> None:
     """Replace MMSegmentation's ``Upsample`` and torch's ``AdaptiveAvgPool2d`` in place."""
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            equal = _rewrite(child)
-            if equal is not None:
-                setattr(module, name, equal)
-
-
-def _rewrite(layer: Any) -> Optional[nn.Module]:
-    if isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
-        return AdaptiveMean(layer.output_size)
-    factor = getattr(layer, 'scale_factor', None)
-    is_upsample = type(layer).__name__ == 'Upsample' and not layer.size
-    if is_upsample and isinstance(factor, float) and factor.is_integer():
-        return Enlarge(int(factor), layer.mode, layer.align_corners)
-    return None
+        children: Any = list(module.named_children())
+        for name, layer in children:
+            if isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
+                setattr(module, name, AdaptiveMean(layer.output_size))
+            factor = getattr(layer, 'scale_factor', None)
+            is_upsample = type(layer).__name__ == 'Upsample' and not layer.size
+            if is_upsample and isinstance(factor, float) and factor.is_integer():
+                enlarge = Enlarge(int(factor), layer.mode, layer.align_corners)
+                setattr(module, name, enlarge)
 
 
 class Enlarge(nn.Module):
