@@ -111,7 +111,7 @@ class Linearizer:
                 self._once(phase, partial(self._save_trained, phase, start, trained))
             self._evaluate(phase)
             last = phase
-        self._once('model', partial(self._save_copy, 'model', self.out / f'{last}.pth'))
+        self._once('model', lambda: self._save(read_checkpoint(self.out / f'{last}.pth'), 'model'))
         if is_main_process():
             self._write_results()
         barrier()
@@ -200,9 +200,6 @@ class Linearizer:
     def _save(self, content: dict, stage: str) -> None:
         meta = dict(dataset_meta=content.get('meta', {}).get('dataset_meta'))
         save_checkpoint(self.out / f'{stage}.pth', content['state_dict'], meta)
-
-    def _save_copy(self, stage: str, path: Path) -> None:
-        self._save(read_checkpoint(path), stage)
 
     def _save_trained(self, phase: str, start: Path, trained: Dict[str, Any]) -> None:
         """Save the model of a phase; A and B train some of its parts, the others do not change."""
