@@ -109,9 +109,7 @@ class Distiller(BaseModel):
             return {f'loss_{self.objective}': torch.stack([*found.values()]).sum()}
         return found
 
-    def attention_errors(
-        self, images: Tensor, data_samples: Optional[list] = None
-    ) -> Dict[str, Tensor]:
+    def attention_errors(self, images: Tensor, data_samples: Optional[list]) -> Dict[str, Tensor]:
         """Return the error of each replaced attention on the teacher's input, by its name."""
         errors: Dict[str, Tensor] = {}
         last = self.parts[-1]
@@ -123,9 +121,7 @@ class Distiller(BaseModel):
             outputs_of(self.teacher, last, inputs_of(self.teacher, last, images, data_samples))
         return errors
 
-    def output_errors(
-        self, images: Tensor, data_samples: Optional[list] = None
-    ) -> Dict[str, Tensor]:
+    def output_errors(self, images: Tensor, data_samples: Optional[list]) -> Dict[str, Tensor]:
         """Return the error of each output of the last part with replaced attentions."""
         last = self.parts[-1]
         with torch.no_grad():
