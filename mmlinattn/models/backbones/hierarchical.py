@@ -152,13 +152,11 @@ class HierarchicalBackbone(Backbone):
         normed, dims = self.out_indices if norm_eps else (), self.arch['embed_dims']
         norms = {str(i): nn.LayerNorm(dims[i], norm_eps or 0.0) for i in normed}
         self.out_norms = nn.ModuleDict(norms)
+        self._register_load_state_dict_pre_hook(self._check_trained_attention)
         super().finish()
 
-    def check_trained_attention(self, state_dict: dict, prefix: str, *_) -> None:
-        """Raise ValueError if the file records other attentions than this model, or is damaged.
-
-        A backbone with such files registers it by ``_register_load_state_dict_pre_hook``.
-        """
+    def _check_trained_attention(self, state_dict: dict, prefix: str, *_) -> None:
+        """Raise ValueError if the file records other attentions than this model, or is damaged."""
         record = state_dict.pop(prefix + TRAINED_ATTENTION, None)
         if record is None:
             return

@@ -182,7 +182,6 @@ class MLLA(HierarchicalBackbone):
                 self.downsamples.append(MLLADownsample(dims[i - 1], dims[i], norm_cfg))
             self.build_stage(i, self.block)
         self.finish(norm_eps=1e-5 if out_norm else None)
-        self._register_load_state_dict_pre_hook(self.check_trained_attention)
 
     def downsample_layer(self, i: int) -> nn.Module:
         return self.downsamples[i - 1] if i else self.stem

@@ -102,7 +102,6 @@ class RAVLT(HierarchicalBackbone):
             scale = self.arch['layer_scale_init'][i]
             self.build_stage(i, _block, layer_scale_init=scale, cpe=cpe)
         self.finish(norm_eps=1e-6 if out_norm else None)
-        self._register_load_state_dict_pre_hook(self.check_trained_attention)
 
     def downsample_layer(self, i: int) -> nn.Module:
         return self.downsamples[i - 1] if i else self.stem

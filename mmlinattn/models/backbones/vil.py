@@ -173,7 +173,6 @@ class ViL(HierarchicalBackbone):
             self.build_stage(i, TransformerBlock, **options)
             in_channels = dim
         self.finish(norm_eps=1e-6 if out_norm else None)
-        self._register_load_state_dict_pre_hook(self.check_trained_attention)
 
     def extra_tokens(self, i: int) -> Optional[Tensor]:
         return self.patch_embeds[i].embedded_extra_tokens()
