@@ -1,7 +1,7 @@
 """Learnt relative position bias for the logits of softmax attention."""
 
 import math
-from typing import Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -67,16 +67,11 @@ class RelativePositionBias(nn.Module):
             raise ValueError(f'reach must be two integers of at least 0, got {reach!r}') from None
         num_extra_tokens = check_integer('num_extra_tokens', num_extra_tokens, least=0)
         self.reach, self.num_extra_tokens = (rows, columns), num_extra_tokens
-        shapes: Dict[str, Tuple[int, ...]] = {}
-        shapes['table'] = ((2 * rows + 1) * (2 * columns + 1), num_heads)
+        self.table = _new_bias((2 * rows + 1) * (2 * columns + 1), num_heads)
+        self.extra = self.between = None
         if num_extra_tokens:
-            shapes['extra'] = (2, num_heads, num_extra_tokens)
-            shapes['between'] = (num_heads, num_extra_tokens, num_extra_tokens)
-        for name in ('table', 'extra', 'between'):
-            value = nn.Parameter(torch.empty(shapes[name])) if name in shapes else None
-            self.register_parameter(name, value)
-            if value is not None:
-                nn.init.trunc_normal_(value, std=0.02)
+            self.extra = _new_bias(2, num_heads, num_extra_tokens)
+            self.between = _new_bias(num_heads, num_extra_tokens, num_extra_tokens)
         # The length of the table does not determine its numbers of rows and columns.
         self.register_buffer('table_reach', torch.tensor(self.reach))
         self._register_load_state_dict_pre_hook(self._resize_checkpoint_table)
@@ -136,3 +131,7 @@ class RelativePositionBias(nn.Module):
         grid = loaded.float().T.unflatten(1, old)[None]
         resized = F.interpolate(grid, size=new, mode='bilinear')
         state_dict[name] = resized[0].flatten(1).T.to(loaded.dtype)
+
+
+def _new_bias(*shape: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))
