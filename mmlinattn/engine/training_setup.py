@@ -33,7 +33,8 @@ def set_up_training(
         )
     set_resume(cfg, resume)
     use_amp(cfg, amp)
-    set_report(cfg)
+    # Unless the config names a report of its own, or None.
+    cfg.setdefault('default_hooks', {}).setdefault('report', dict(type=ReportHook.__name__))
     if not auto_scale_lr:
         return
     if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
@@ -82,8 +83,3 @@ def set_resume(cfg: Config, resume: Optional[str]) -> None:
             print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet: a new training', 'current')
         return
     cfg.resume, cfg.load_from = True, found
-
-
-def set_report(cfg: Config) -> None:
-    """Add a ReportHook as ``default_hooks.report``, unless the config names one or None."""
-    cfg.setdefault('default_hooks', {}).setdefault('report', dict(type=ReportHook.__name__))

@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from mmlinattn.engine.report.curves import draw_curves, draw_ring_weights, read_scalars
-from mmlinattn.engine.training_setup import set_report
+from mmlinattn.engine.training_setup import set_up_training
 from tests.test_engine.tiny_runner import IMAGES, tiny_runner
 
 
@@ -91,11 +91,12 @@ def test_only_the_first_process_draws(tmp_path, monkeypatch):
 
 
 def test_the_hook_of_a_config():
-    cfg = Config(dict(default_hooks=dict(logger=dict(type='LoggerHook'))))
-    set_report(cfg)
+    parts = dict(optim_wrapper=dict(type='OptimWrapper'))
+    cfg = Config(dict(parts, default_hooks=dict(logger=dict(type='LoggerHook'))))
+    set_up_training(cfg, resume=None, amp=False)
     assert cfg.default_hooks.report.type == 'ReportHook'
-    off = Config(dict(default_hooks=dict(report=None)))
-    set_report(off)
+    off = Config(dict(parts, default_hooks=dict(report=None)))
+    set_up_training(off, resume=None, amp=False)
     assert off.default_hooks.report is None
 
 
