@@ -56,8 +56,7 @@ class RippleWeightsHook(Hook):
     """
 
     def __init__(self, interval: int = 50) -> None:
-        interval = check_integer('RippleWeightsHook.interval', interval)
-        self.interval = interval
+        self.interval = check_integer('RippleWeightsHook.interval', interval)
         self.layers: Dict[str, RippleAttention] = {}
         self.watching = ExitStack()
         self.totals: Optional[Tensor] = None
