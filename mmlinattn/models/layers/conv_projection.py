@@ -70,7 +70,7 @@ class ConvProjectionAttention(SoftmaxAttention):
             centres = mask.unflatten(1, layout.hw_shape)[:, ::KV_STRIDE, ::KV_STRIDE]
             mask = torch.cat([extra, centres.flatten(1)], 1)
         # SDPA scales by (C / heads)^-0.5.
-        layout = layout._replace(key_padding_mask=mask)
+        layout = TokenLayout(layout.hw_shape, mask)
         return super().attend(q * self.num_heads**-0.5, k, v, layout)
 
 

@@ -93,4 +93,4 @@ class SpatialReductionAttention(SoftmaxAttention):
             keep = tokens_to_map(~mask[..., None], layout.hw_shape).to(q.dtype)
             keep = F.max_pool2d(self._pad_to_one_cell(keep), self.sr_ratio)
             mask = torch.cat([extra, keep.flatten(1) == 0], 1)
-        return super().attend(q, k, v, layout._replace(key_padding_mask=mask))
+        return super().attend(q, k, v, TokenLayout(layout.hw_shape, mask))
