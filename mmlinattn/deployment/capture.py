@@ -8,6 +8,7 @@ from typing import Any, Dict, Sequence, Tuple
 
 import torch
 from mmengine.model import BaseModel
+from mmengine.utils import to_2tuple
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
@@ -90,8 +91,7 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
     if not layers:
         raise NotDeployable(f'the stride of {type(model.backbone).__name__} cannot be found')
     # A multiple of every stride, such as patches of 14 pixels: rounded sides would tell another.
-    strides = [layer.stride for layer in layers]
-    factor = math.lcm(*(s for each in strides for s in ([each] if type(each) is int else each)))
+    factor = math.lcm(*(side for layer in layers for side in to_2tuple(layer.stride)))
     odd = factor // (factor & -factor)
     probe, sides = 256 if odd == 1 else 64 * odd, []
     with torch.no_grad(), ExitStack() as hooks:

@@ -149,12 +149,15 @@ def _compare(
 
 def _compare_form(source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module) -> None:
     """Raise ValueError if neck or head of a classifier fails on vectors, or on maps."""
-    is_map = features[-1].dim() > 2
-    if name != ('head' if is_map else 'neck') or _run(module, features) is not None:
-        return
-    given, cure = 'vectors (B, C)', 'neck=None'
-    if is_map:
+    dims = {feature.dim() for feature in features}
+    if (name, dims) == ('head', {4}):
         given, cure = 'maps (B, C, H, W)', "neck=dict(type='GlobalAveragePooling')"
+    elif (name, dims) == ('neck', {2}):
+        given, cure = 'vectors (B, C)', 'neck=None'
+    else:
+        return
+    if _run(module, features) is not None:
+        return
     raise ValueError(
         f'model.{name} {type(module).__name__} cannot run on the {given} of the {source}: set '
         f'model.{cure}, or out_type of the backbone'

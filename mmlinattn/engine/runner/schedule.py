@@ -49,7 +49,7 @@ def check_schedule(runner: Runner) -> None:
                 raise ValueError(f'{where}: {error_text(error)}') from error
             scheduler = schedulers[where]
             if isinstance(scheduler, OneCycleParamScheduler):
-                scaled = (runner.auto_scale_lr or {}).get('enable')
+                scaled = bool((runner.auto_scale_lr or {}).get('enable'))
                 _check_one_cycle(where, scheduler, has_rates, scaled)
             monitor = getattr(scheduler, 'monitor', None)
             check_monitor(f'{where}.monitor', monitor, runner.scores)
@@ -70,7 +70,7 @@ def check_schedule(runner: Runner) -> None:
 
 def _check_one_cycle(where: str, scheduler: Any, has_rates: bool, is_scaled: bool) -> None:
     """Raise ValueError if OneCycleLR, which sets all rates to eta_max, undoes other options."""
-    lost = 'lr_mult or layer_decay_rate' if has_rates else '--auto-scale-lr' * bool(is_scaled)
+    lost = 'lr_mult or layer_decay_rate' if has_rates else '--auto-scale-lr' * is_scaled
     if lost and not isinstance(scheduler.eta_max, (list, tuple)):  # one for each group
         raise ValueError(
             f'{where} sets the learning rate of all parameters to eta_max, and {lost} would have '
