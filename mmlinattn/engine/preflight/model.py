@@ -31,7 +31,8 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
         part, options = getattr(model, name, None), cfg.model.get(name)
         if given is None or part is None:
             continue
-        _compare_form(source, given, name, part)
+        if type(model).__name__ == 'ImageClassifier':
+            _compare_form(source, given, name, part)
         # A list of necks has no channels of its own.
         if isinstance(options, dict) and 'in_channels' in options:
             kind = type(getattr(model, source)).__name__
