@@ -33,6 +33,6 @@ def test_a_full_disk(tmp_path, monkeypatch):
     metadata = FileMetadata('detection', (), ('boxes',), 1, False, (1, 1), 1, 1, (0, 0, 0))
     full = formats.Format('.pt2', lambda *args: formats.write_pt2(*args[:2], Path('/dev/full')), id)
     monkeypatch.setitem(formats.FORMATS, 'pt2', full)
-    exported = SimpleNamespace(program=program, metadata=metadata)
+    exported = SimpleNamespace(program=program, metadata=metadata, coarsest=1)
     with pytest.raises(WriteError, match=r'model\.pt2 cannot be written: No space left'):
         Export.write(exported, 'pt2', tmp_path / 'model.pt2')
