@@ -1,7 +1,5 @@
 """Rules of the attentions and backbones of this package, beside those of mmlinattn.testing."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,7 +8,6 @@ from torch.utils._pytree import tree_leaves
 from mmlinattn.models.backbones import CvT, HierarchicalBackbone, ViL, ViT
 from mmlinattn.models.layers import BaseAttention
 from mmlinattn.models.layers.build import build_attention
-from mmlinattn.ops import PackedShapes
 from mmlinattn.testing.attention import SMALL_RAVLT, AttentionCase
 from mmlinattn.testing.backbone import BackboneCase, refuses_extra_tokens
 from mmlinattn.testing.rules import Rules, compare, require
@@ -73,23 +70,6 @@ def quadratic(case: AttentionCase) -> bool:
     return sizes[1] >= (MEDIUM_MAP[0] * MEDIUM_MAP[1]) ** 2 and sizes[1] >= 3 * sizes[0]
 
 
-def uses_positions(attn: BaseAttention) -> bool:
-    """Return True if the output depends on the positions of the tokens."""
-    parts = (attn.lepe, getattr(attn, 'position', None))
-    return attn.rotary or any(part is not None for part in parts) or attn.info.needs_map
-
-
-@ATTENTION_RULES.add
-def permutation(case: AttentionCase) -> None:
-    """Without positions, a permutation of the tokens permutes the output."""
-    if uses_positions(case.attn):
-        return
-    x, mask = case.tokens(), case.padding()
-    order = torch.randperm(x.shape[1])
-    out = case.run(x[:, order], case.hw_shape[::-1], key_padding_mask=mask[:, order])
-    compare(out, case.run(x, key_padding_mask=mask)[:, order], 'permuted output')
-
-
 @ATTENTION_RULES.add
 def meta_device(case: AttentionCase) -> None:
     """A layer without memory gets all that it needs from a state dict."""
@@ -101,28 +81,6 @@ def meta_device(case: AttentionCase) -> None:
     other.load_state_dict(case.attn.state_dict())
     x = case.tokens()
     compare(other(x, case.hw_shape), case.run(x), 'output')
-
-
-@ATTENTION_RULES.add
-def packed_images(case: AttentionCase) -> None:
-    """Packed images of different sizes have the outputs and gradients of each image alone."""
-    height, width = case.hw_shape
-    shapes = [(height, width), (width, height), (height + 2, width + 1), (height, width)]
-    try:
-        case.run(case.tokens(math.prod(shapes[2])), shapes[2])
-    except ValueError:  # it has a parameter for each token of one size
-        shapes = shapes[:2]
-    packed = PackedShapes(shapes)
-    x = case.tokens(packed.num_tokens, batch=1).requires_grad_()
-    weight = torch.randn_like(x)
-    images = zip(packed.split(x), packed.split(weight), shapes)
-    parts = [case.run(image, shape, query_pos=pos) for image, pos, shape in images]
-    expected, out = torch.cat(parts, 1), case.run(x, packed, query_pos=weight)
-    compare(out, expected, 'output of packed images')
-    grad, alone = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (out, expected))
-    compare(grad, alone, 'gradient of packed images')
-    more = packed.num_tokens + 1
-    case.raises(ValueError, str(more), case.tokens(more, 1), packed)
 
 
 @ATTENTION_RULES.add

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import warnings
 from functools import cached_property
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Type, Union
@@ -10,6 +11,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.export import Dim, export
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..models.backbones import RAVLT, ViT
 from ..models.layers import (
@@ -22,6 +24,7 @@ from ..models.layers import (
     tokens_to_map,
 )
 from ..models.layers.attend_calls import calls_of
+from ..ops import PackedShapes
 from .backbone import check_backbone
 from .rules import Rules, compare, require, require_gradients
 
@@ -133,7 +136,7 @@ def info(case: AttentionCase) -> None:
 @ATTENTION_RULES.add
 def shape_and_dtype(case: AttentionCase) -> None:
     """Check that the output has the shape and dtype of x, and that no argument changes."""
-    for dtype in (torch.float64, torch.float32):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
         x, pos, mask = case.tokens().to(dtype), case.tokens().to(dtype), case.padding()
         before = [t.clone() for t in (x, pos, mask)]
         attn = case.clone(dtype).train(dtype == torch.float32)
@@ -159,7 +162,8 @@ def gradients(case: AttentionCase) -> None:
     def value() -> Tensor:
         return (case.run(x, key_padding_mask=case.padding()) * weight).sum()
 
-    tensors = dict([('x', x), *case.attn.named_parameters()])
+    learnt = ((name, p) for name, p in case.attn.named_parameters() if p.requires_grad)
+    tensors = dict([('x', x), *learnt])
     found = torch.autograd.grad(value(), list(tensors.values()), allow_unused=True)
     require_gradients([*tensors], [*found])
     largest = max(float(gradient.norm()) for gradient in found)
@@ -186,13 +190,17 @@ def gradients(case: AttentionCase) -> None:
 @ATTENTION_RULES.add
 def query_pos(case: AttentionCase) -> None:
     """Check that query_pos is added to x for queries and keys, not for values."""
-    x, pos = case.tokens(), case.tokens()
+    x, pos = case.tokens(), case.tokens().requires_grad_()
     with calls_of(case.attn) as calls:
-        expected, out = case.run(x), case.run(x, query_pos=pos)
+        expected, out, _ = case.run(x), case.run(x, query_pos=pos), case.run(x + pos)
     compare(case.run(x, query_pos=0 * pos), expected, 'output for query_pos of zeros')
     require(not torch.allclose(out, expected), 'query_pos does not change the output')
+    require_gradients(['query_pos'], [*torch.autograd.grad(out.square().sum(), pos)])
     if calls:
-        compare(calls[-1].v, calls[0].v, 'v, the value in attend(),')
+        without, with_pos, of_sum = calls
+        compare(with_pos.v, without.v, 'v, the value in attend(),')
+        compare(with_pos.q, of_sum.q, 'q, the query in attend(),')
+        compare(with_pos.k, of_sum.k, 'k, the key in attend(),')
 
 
 @ATTENTION_RULES.add
@@ -235,12 +243,56 @@ def padded_map(case: AttentionCase) -> None:
 
 @ATTENTION_RULES.add
 def batch_independence(case: AttentionCase) -> None:
-    """Check that in evaluation mode each image is computed by itself, twice the same."""
+    """Check that each image is computed by itself, in evaluation mode twice the same."""
     x, mask = case.tokens(), case.padding()
-    together = case.run(x, key_padding_mask=mask)
-    for i in range(2):
-        alone = case.run(x[i : i + 1], key_padding_mask=mask[i : i + 1])
-        compare(alone, together[i : i + 1], f'output for image {i} alone')
+    has_norm = any(isinstance(module, _BatchNorm) for module in case.attn.modules())
+    for training in (False, True)[: 1 if has_norm else 2]:
+        attn, outs = case.clone(torch.float64).train(training), []
+        for part in (slice(None), slice(1), slice(1, None)):
+            if training:
+                torch.manual_seed(3)  # of random features
+            outs.append(attn(x[part], case.hw_shape, key_padding_mask=mask[part]))
+        compare(torch.cat(outs[1:]), outs[0], f'outputs for images alone, {training=}')
+
+
+@ATTENTION_RULES.add
+def packed_images(case: AttentionCase) -> None:
+    """Check that packed images have the outputs and gradients of each image alone."""
+    height, width = case.hw_shape
+    shapes = [(height, width), (width, height), (height + 2, width + 1), (height, width)]
+    try:
+        case.run(case.tokens(math.prod(shapes[2])), shapes[2])
+    except ValueError:  # it has a parameter for each token of one size
+        shapes = shapes[:2]
+    packed = PackedShapes(shapes)
+    x = case.tokens(packed.num_tokens, batch=1).requires_grad_()
+    weight = torch.randn_like(x)
+    images = zip(packed.split(x), packed.split(weight), shapes)
+    parts = [case.run(image, shape, query_pos=pos) for image, pos, shape in images]
+    expected, out = torch.cat(parts, 1), case.run(x, packed, query_pos=weight)
+    compare(out, expected, 'output of packed images')
+    grad, alone = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (out, expected))
+    compare(grad, alone, 'gradient of packed images')
+    more = packed.num_tokens + 1
+    case.raises(ValueError, str(more), case.tokens(more, 1), packed)
+
+
+def uses_positions(attn: BaseAttention) -> bool:
+    """Return True if the output depends on the positions of the tokens."""
+    parts = attn.lepe, getattr(attn, 'position', None)
+    needs_map = attn.info is None or attn.info.needs_map
+    return attn.rotary or needs_map or any(part is not None for part in parts)
+
+
+@ATTENTION_RULES.add
+def permutation(case: AttentionCase) -> None:
+    """Check that permuted tokens have permuted outputs, unless info.needs_map or an option."""
+    if uses_positions(case.attn):
+        return
+    x, mask = case.tokens(), case.padding()
+    order = torch.randperm(x.shape[1])
+    out = case.run(x[:, order], case.hw_shape[::-1], key_padding_mask=mask[:, order])
+    compare(out, case.run(x, key_padding_mask=mask)[:, order], 'output of permuted tokens')
 
 
 @ATTENTION_RULES.add

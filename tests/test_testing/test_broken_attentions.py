@@ -40,6 +40,18 @@ class Sound(BaseAttention):
             return (q @ kv / (q @ total + 1e-6)).to(v.dtype)
 
 
+class FrozenParameter(Sound):
+    """A fixed random projection, which is not to learn."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fixed = nn.Parameter(torch.randn(self.head_dim, self.head_dim), requires_grad=False)
+
+    def features(self, q, k, layout):
+        fixed = self.fixed.to(q.dtype)
+        return super().features(q @ fixed, k @ fixed, layout)
+
+
 class IgnoresMask(Sound):
     def attend(self, q, k, v, layout):
         return super().attend(q, k, v, layout._replace(key_padding_mask=None))
@@ -260,6 +272,40 @@ class WithoutInfo(Sound):
     info = None
 
 
+class PositionsOfQueriesAlone(Sound):
+    def project(self, x, query_pos, layout):
+        _, k, v, gate = super().project(x, None, layout)
+        return super().project(x, query_pos, layout)[0], k, v, gate
+
+
+class PositionsDoNotLearn(Sound):
+    def project(self, x, query_pos, layout):
+        return super().project(x, None if query_pos is None else query_pos.detach(), layout)
+
+
+class LeaksInTraining(Sound):
+    def attend(self, q, k, v, layout):
+        out = super().attend(q, k, v, layout)
+        return out + out.mean(0, keepdim=True) if self.training else out
+
+
+class MixesPackedImages(Sound):
+    def attends_packed(self):
+        return True
+
+
+class ConvolvesUnsaid(Convolved):
+    info = Sound.info
+
+
+class ReturnsFloat32(Sound):
+    """In a module of half types."""
+
+    def attend(self, q, k, v, layout):
+        out = super().attend(q, k, v, layout)
+        return out if out.dtype == torch.float64 else out.float()
+
+
 BROKEN = [
     (WithoutDefault, 'constructor'), (WithoutInfo, 'info'), (ChangesDtype, 'shape_and_dtype'),
     (ChangesX, 'shape_and_dtype'), (NeedsContiguous, 'strides'), (WrongBackward, 'gradients'),
@@ -267,6 +313,9 @@ BROKEN = [
     (AddsQueryPosToValues, 'query_pos'),
     (IgnoresMask, 'padding'), (CountsPadding, 'padded_map'), (WrongOrder, 'padded_map'),
     (SoftmaxOfNothing, 'padding'), (LeaksBetweenImages, 'batch_independence'),
+    (PositionsOfQueriesAlone, 'query_pos'), (PositionsDoNotLearn, 'query_pos'),
+    (LeaksInTraining, 'batch_independence'), (MixesPackedImages, 'packed_images'),
+    (ConvolvesUnsaid, 'permutation'), (ReturnsFloat32, 'shape_and_dtype'),
     (DependsOnBatchSize, 'batch_independence'), (NewNoise, 'batch_independence'),
     (NotFiniteInHalf, 'half_precision'), (SumsInHalf, 'half_precision'),
     (FailsOnOddMaps, 'odd_maps'),
@@ -297,7 +346,7 @@ def test_an_assertion_without_a_text_gives_its_place():
     assert 'found: raise AssertionError (line' in findings(Asserts, 'shape_and_dtype')
 
 
-@pytest.mark.parametrize('cls', [Sound, Convolved])
+@pytest.mark.parametrize('cls', [Sound, Convolved, FrozenParameter])
 def test_sound_attentions_keep_the_rules(cls):
     check_attention(cls, rules=QUICK)
     more_rules.check_attention(cls)

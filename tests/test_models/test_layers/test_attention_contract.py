@@ -14,6 +14,7 @@ from mmlinattn.models.layers import (
     registered_subclasses,
 )
 from mmlinattn.testing import ATTENTION_RULES, check_attention
+from mmlinattn.testing import attention as module
 from tests import more_rules
 from tests.sizes import LONG
 
@@ -95,6 +96,7 @@ ATTENTIONS = {
 LEARNT = 'one learnt weight per position: another number of tokens is another layer'
 CELLS = 'reads the map in cells, which another size of the padded map divides anew'
 RINGS = 'ignores keys beyond the last ring, where the extra tokens are'
+STEPS = 'the step of each key is of x alone'
 EXPECTED_FAILURES = {
     'rala-learnable': dict.fromkeys(
         ('padded_map', 'memory', 'large_map', 'odd_maps', 'extra_tokens'), LEARNT
@@ -110,6 +112,8 @@ EXPECTED_FAILURES = {
     'focused-learned-position': dict(padded_map='positions are resized to the map'),
     'polaformer-learned-position': dict(padded_map='positions are resized to the map'),
     'ripple-truncated': dict(extra_tokens=RINGS),
+    'vssd': dict(query_pos=STEPS),
+    'vssd-groups': dict(query_pos=STEPS),
 }
 # Rules with tests of their own: compilation below, the others in test_export.py, test_product.py.
 SLOW = ('compiles', 'exports', 'backbones')
@@ -169,11 +173,11 @@ def test_compiles(name, needs_to_compile):
 @pytest.mark.parametrize('name', ['rala-no-aug', 'angular-paper'])
 def test_permutation_of_tokens_without_positions(name, monkeypatch):
     """Test options that switch the positions of an attention off."""
-    monkeypatch.setattr(more_rules, 'uses_positions', lambda attn: False)
+    monkeypatch.setattr(module, 'uses_positions', lambda attn: False)
     options = dict(ATTENTIONS[name])
-    more_rules.check_attention(options.pop('type'), rules=['permutation'], **options)
-    with pytest.raises(AssertionError, match='permutation: Without positions'):
-        more_rules.check_attention('RALA', rules=['permutation'])
+    check_attention(options.pop('type'), rules=['permutation'], **options)
+    with pytest.raises(AssertionError, match='permutation: Check that permuted tokens'):
+        check_attention('RALA', rules=['permutation'])
 
 
 @pytest.mark.parametrize(
