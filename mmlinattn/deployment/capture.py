@@ -4,7 +4,7 @@ import inspect
 import math
 import warnings
 from contextlib import ExitStack
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from mmengine.model import BaseModel
@@ -12,6 +12,7 @@ from mmengine.utils import to_2tuple
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
+from ..models.layers import BaseAttention
 from .deployable import Deployable, NotDeployable
 from .file_metadata import FileMetadata
 from .formats import FormatError
@@ -80,28 +81,39 @@ def check_shape(
 
 
 def strides_of(model: BaseModel) -> Tuple[int, int]:
-    """Return the strides of the coarsest map of the backbone, and of backbone and neck together.
+    """Return the stride of the backbone, and that of the coarsest map in the model.
 
-    A neck may add coarser maps: RetinaNet's have a stride of 128 pixels. A backbone without strided
-    convolution or pooling raises NotDeployable.
+    The first is that of convolutions and pooling outside of attentions, and images are multiples of
+    it; a backbone without them raises NotDeployable. Attentions, layers that merge patches and a
+    neck may have coarser maps: RetinaNet's have a stride of 128 pixels.
     """
     kinds = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
     layers = [layer for layer in model.backbone.modules()
               if isinstance(layer, kinds) and layer.stride not in (1, (1, 1))]  # fmt: skip
-    if not layers:
+    attentions = [layer for layer in model.backbone.modules() if isinstance(layer, BaseAttention)]
+    inside = {layer for attn in attentions for layer in attn.modules()}
+    if {*layers} <= inside:
         raise NotDeployable(f'the stride of {type(model.backbone).__name__} cannot be found')
     # A multiple of every stride, such as patches of 14 pixels: rounded sides would tell another.
     factor = math.lcm(*(side for layer in layers for side in to_2tuple(layer.stride)))
     odd = factor // (factor & -factor)
-    probe, sides = 256 if odd == 1 else 64 * odd, []
+    probe = 256 if odd == 1 else 64 * odd
+    sides: List[int] = []
+    coarse: List[int] = []
     with torch.no_grad(), ExitStack() as hooks:
         for layer in layers:
-            hook = layer.register_forward_hook(lambda _, args, out: sides.append(out.shape[-1]))
+            found = coarse if layer in inside else sides
+            hook = layer.register_forward_hook(
+                lambda _, args, out, found=found: found.append(out.shape[-1])
+            )
+            hooks.enter_context(hook)
+        for attn in attentions:
+            hook = attn.register_forward_pre_hook(lambda _, args: coarse.append(args[1][1]))
             hooks.enter_context(hook)
         feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
     # A classifier's neck returns vectors, not maps.
-    maps = [feat.shape[-1] for feat in feats if isinstance(feat, torch.Tensor) and feat.dim() == 4]
-    return probe // min(sides), probe // min(sides + maps)
+    coarse += [x.shape[-1] for x in feats if isinstance(x, torch.Tensor) and x.dim() == 4]
+    return probe // min(sides), probe // min(sides + coarse)
 
 
 def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> ExportedProgram:
@@ -110,7 +122,7 @@ def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> Exporte
     Args:
         model: model from :func:`.deployable.deployable`.
         metadata: description with the input sizes that the program must accept.
-        coarsest: stride of the coarsest feature map, see :func:`strides_of`.
+        coarsest: stride of the coarsest map, see :func:`strides_of`.
 
     Raises:
         FormatError: see :func:`check_torch`.

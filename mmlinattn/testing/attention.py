@@ -387,9 +387,12 @@ def compiles(case: AttentionCase) -> None:
     """Check that torch.compile(fullgraph=True) takes the layer and its backward pass."""
     torch.compiler.reset()
     compiled = torch.compile(case.clone(torch.float64), fullgraph=True, backend='aot_eager')
-    x = case.tokens()
-    # No gradients of this backend: torch 2.11 expects wrong strides of elu's backward pass in it.
-    compare(compiled(x, case.hw_shape), case.run(x), 'compiled output', 1e-7)
+    x, pairs = case.tokens().requires_grad_(), []
+    for run in (compiled, case.attn):
+        out = run(x, case.hw_shape)
+        pairs.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    for what, found, expected in zip(('output', 'gradient of x'), *pairs):
+        compare(found, expected, f'compiled {what}', 1e-7)
 
 
 class _OnMap(nn.Module):

@@ -32,8 +32,13 @@ def draw_prediction(
         visualizer = DetLocalVisualizer()
         options = dict(pred_score_thr=min_score - 1e-6)  # scores must be larger
     elif 'pred_sem_seg' in sample:
+        from mmengine.structures import PixelData
+        from mmseg.structures import SegDataSample
         from mmseg.visualization import SegLocalVisualizer
 
+        # Its code takes a torch.bool of one pixel for an index.
+        labels = PixelData(data=sample.pred_sem_seg.data.numpy())
+        sample = SegDataSample(pred_sem_seg=labels)
         visualizer, options = SegLocalVisualizer(alpha=0.5), dict(with_labels=False)
     else:
         from mmpretrain.structures import DataSample

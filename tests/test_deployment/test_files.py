@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from mmcv.cnn.bricks.transformer import AdaptivePadding
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.registry import MODELS
 from torch import nn
 
 from mmlinattn.deployment import Export, ExportSettings, FileMetadata, exporter
@@ -240,6 +241,15 @@ def test_the_stride_counts_pooling():
     model.backbone = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.AvgPool2d(3, 1, 1), nn.AvgPool2d(2))
     model.extract_feat = model.backbone
     assert strides_of(model) == (8, 8)
+
+
+@pytest.mark.parametrize('kind, strides', [('Swin', (4, 32)), ('CvT', (16, 32))])
+def test_strides_of_merged_patches_and_attentions(kind, strides):
+    """Swin merges patches without a convolution; CvT's attention has one that the map has not."""
+    model = nn.Module()
+    model.backbone = MODELS.build(dict(type=kind)).eval()
+    model.extract_feat = lambda image: [out.mean((2, 3)) for out in model.backbone(image)]
+    assert strides_of(model) == strides
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,12 @@ def test_prediction_is_drawn_and_truth_is_not():
     assert drawn.shape == (20, 30, 3) and drawn[15, 5].tolist() == [150, 50, 50]
 
 
+def test_labels_of_one_pixel():
+    """MMSegmentation's code takes a torch.bool of one pixel for an index."""
+    sample = SegDataSample(pred_sem_seg=PixelData(data=torch.ones(1, 1, 1).long()))
+    assert draw_prediction(IMAGE[:1, :1], sample, 'xyz', PALETTE).tolist() == [[[150, 50, 50]]]
+
+
 def test_objects_that_are_unsure_are_left_out():
     boxes = torch.tensor([[5.0, 5, 25, 15], [0, 0, 9, 9]])
     found = InstanceData(

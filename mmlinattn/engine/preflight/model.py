@@ -42,7 +42,7 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
         if frames is None and hasattr(part, 'prior_generator'):
             _compare_strides(source, given, name, part, options)
         if name == 'neck':
-            given, source = _outputs(part, given), 'neck'
+            given, source = _neck_outputs(part, given), 'neck'
     stride = getattr(getattr(model, 'decoder', None), 'stride', None)  # of SMCA
     if given is not None and isinstance(stride, int):
         cells = given[-1].shape[-1]
@@ -96,6 +96,15 @@ def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor,
     found = _run(module, inputs)
     found = found if isinstance(found, (list, tuple)) else [found]
     return tuple(found) if all(isinstance(f, Tensor) and f.dim() > 1 for f in found) else None
+
+
+def _neck_outputs(neck: nn.Module, given: Tuple[Tensor, ...]) -> Optional[Tuple[Tensor, ...]]:
+    """Return the outputs of a neck, or None for vectors whose channels depend on the image size."""
+    found = _outputs(neck, given)
+    if found is None or found[-1].dim() > 2 or given[-1].dim() < 4:
+        return found
+    smaller = _outputs(neck, tuple(feature[..., ::2, ::2] for feature in given))
+    return found if smaller and smaller[-1].shape[1] == found[-1].shape[1] else None
 
 
 def _run(module: nn.Module, inputs: Any) -> Any:

@@ -140,6 +140,7 @@ class LinearCrossAttention(BaseModule):
         if key_pos is None and query_pos is not None and query_pos.shape == key.shape:
             key_pos = query_pos
         identity = query if identity is None else identity
+        self._check(query, key, value)
         attn = self.attn
         queries = query if query_pos is None else query + query_pos
         keys = key if key_pos is None else key + key_pos
@@ -154,6 +155,18 @@ class LinearCrossAttention(BaseModule):
             out = self._attend_by_rows(q, k, v, key_padding_mask, attn_mask)
         q, out = (x.transpose(1, 2).flatten(2) for x in (q, out))  # [B, N, C]
         return identity + self.dropout(attn.project_out(out, q))
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        batch, count, channels = query.shape[0], key.shape[1:2], self.embed_dims
+        for name, x in (('query', query), ('key', key), ('value', value)):
+            tokens = count if name == 'value' else x.shape[1:2]
+            if tuple(x.shape) != (batch, *tokens, channels):
+                number = 'N' if name == 'query' else 'M'
+                raise ValueError(
+                    f'{name} must have shape (B, {number}, C) with B = {batch}, C = {channels}'
+                    + (f', M = {count[0]}' if name == 'value' else '')
+                    + f', got {tuple(x.shape)}'
+                )
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
         return self.attn.attend(q, k, v, TokenLayout((1, k.shape[2]), mask, cross=True))

@@ -7,11 +7,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import linear_attention
-from ...ops.common.numerics import zero_padding
 from ...utils import check_integer, check_number
 from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
-from .token_layout import map_to_tokens, tokens_to_map
+from .token_layout import map_to_tokens, unpadded_map
 
 
 @MODELS.register_module()
@@ -79,9 +78,9 @@ class EnhancedLinearAttention(BaseAttention):
 
     def project(self, x: Tensor, query_pos: Optional[Tensor], layout: TokenLayout) -> Projected:
         qkv = torch.cat(super().project(x, query_pos, layout)[:3], -1)
-        qkv = zero_padding(qkv, layout.key_padding_mask)
-        maps = tokens_to_map(qkv, layout.hw_shape)
-        scales = [qkv, *(map_to_tokens(aggregate(maps)) for aggregate in self.aggregations)]
+        maps = unpadded_map(qkv, layout)
+        maps = [maps, *(aggregate(maps) for aggregate in self.aggregations)]
+        scales = [*map(map_to_tokens, maps)]
         q, k, v = (torch.cat(part, -1) for part in zip(*(scale.chunk(3, -1) for scale in scales)))
         return q, k, v, None
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...ops import rala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
-from ...utils import check_number
+from ...utils import check_integer, check_number
 from ...utils.errors import InputError
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
@@ -89,6 +89,7 @@ class RALA(BaseAttention):
         self.eps = check_number('eps', eps)
         self.token_logits = None
         if num_tokens is not None:
+            num_tokens = check_integer('num_tokens', num_tokens)
             self.token_logits = nn.Parameter(torch.zeros(num_heads, num_tokens))
 
     def attends_packed(self) -> bool:

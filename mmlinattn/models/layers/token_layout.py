@@ -75,9 +75,11 @@ def map_to_tokens(x: Tensor) -> Tensor:
 
 def convolve_tokens(conv: Callable[[Tensor], Tensor], x: Tensor, layout: TokenLayout) -> Tensor:
     """Apply ``conv`` to the map of tokens (B, E + N, C); padding is 0, extra tokens stay."""
-    extra, x = layout.split_extra(zero_padding(x, layout.key_padding_mask))
-    x = map_to_tokens(conv(tokens_to_map(x, layout.hw_shape)))
-    return torch.cat([extra.to(x.dtype), x], 1) if layout.num_extra_tokens else x
+    maps = map_to_tokens(conv(unpadded_map(x, layout)))
+    if not layout.num_extra_tokens:
+        return maps
+    extra = layout.split_extra(zero_padding(x, layout.key_padding_mask))[0]
+    return torch.cat([extra.to(maps.dtype), maps], 1)
 
 
 def local_position(conv: Callable[[Tensor], Tensor], v: Tensor, layout: TokenLayout) -> Tensor:
@@ -85,13 +87,22 @@ def local_position(conv: Callable[[Tensor], Tensor], v: Tensor, layout: TokenLay
     if layout.packed is not None:
         images = zip(layout.packed.split(v), layout.images())
         return torch.cat([local_position(conv, *image) for image in images], 1)
-    if layout.key_padding_mask is not None:
-        v = zero_padding(v, layout.key_padding_mask)
-    if layout.num_extra_tokens:
-        v = layout.split_extra(v)[1]
-    local = map_to_tokens(conv(tokens_to_map(v, layout.hw_shape)))
+    local = map_to_tokens(conv(unpadded_map(v, layout)))
     # Extra tokens have no local position.
     return F.pad(local, (0, 0, layout.num_extra_tokens, 0)) if layout.num_extra_tokens else local
+
+
+def unpadded_map(x: Tensor, layout: TokenLayout) -> Tensor:
+    """Return the map of tokens (B, E + N, C) without extra tokens; padding is 0."""
+    mask = layout.key_padding_mask
+    if layout.num_extra_tokens:
+        x = layout.split_extra(x)[1]
+        mask = mask if mask is None else layout.split_extra(mask)[1]
+    maps = tokens_to_map(x, layout.hw_shape)
+    if mask is None:
+        return maps
+    # Not tokens: torch 2.11 cannot compile a view of any size that the backward pass reads.
+    return maps.masked_fill(mask.unflatten(1, layout.hw_shape)[:, None], 0)
 
 
 def neighbours(x: Tensor) -> List[Tensor]:

@@ -41,7 +41,7 @@ class WindowAttention(SoftmaxAttention):
         kwargs: options of :class:`BaseAttention`. Extra tokens are not supported.
 
     Raises:
-        ValueError: ``window_size`` is not a positive integer.
+        ValueError: ``window_size`` is not a positive integer, or ``shift`` no bool.
 
     Example:
         >>> attn = WindowAttention(embed_dims=32, num_heads=4, window_size=4, shift=True)
@@ -73,6 +73,10 @@ class WindowAttention(SoftmaxAttention):
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.window_size = check_integer('window_size', window_size)
+        if type(shift) is not bool:
+            raise ValueError(
+                f'shift must be True or False, got {shift!r}: windows shift by half their side'
+            )
         self.shift = shift
         self.relative_bias = None
         if relative_bias:

@@ -26,7 +26,9 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
     # An exported model has symbols here, which are no int.
     if any(side is None or isinstance(side, (bool, float, str)) for side in hw_shape):
         raise ValueError(f'hw_shape must be two integers, got {hw_shape!r}')
-    if height < 1 or width < 1 or height * width != num_tokens:
+    if height < 1 or width < 1:
+        raise ValueError(f'hw_shape must be two positive integers, got {hw_shape!r}')
+    if height * width != num_tokens:
         raise ValueError(
             f'hw_shape=({height}, {width}) has {height * width} positions but {name} has '
             f'{num_tokens} tokens; a class token counts in num_extra_tokens'
@@ -128,7 +130,8 @@ def check_qkv(
             raise ValueError(f'k has no tokens: its shape (B, heads, M, d) is {tuple(of_k)}')
         like = (*of_q[:2], of_k[2], of_q[3])
     if of_k != like:
-        other = cross is not None and len(of_k) == 4 and of_k[2] != of_q[2]
+        like_q = len(of_k) == 4 and (*of_k[:2], of_k[3]) == (*of_q[:2], of_q[3])
+        other = cross is False and like_q
         raise ValueError(
             f'k has shape {tuple(of_k)}, q has {tuple(of_q)}'
             + ('; cross=True takes keys other than the tokens of q' if other else '')

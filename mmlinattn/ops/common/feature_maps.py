@@ -3,7 +3,6 @@
 from typing import Callable, Dict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .numerics import is_tracing, needs_gradient
@@ -31,8 +30,10 @@ def _elu1(x: Tensor) -> Tensor:
 
 def elu1(x: Tensor) -> Tensor:
     """Compute ``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
-    if is_tracing():  # compiled code of the function above crashed (torch 2.11)
-        return F.elu(x) + 1
+    if (
+        is_tracing()
+    ):  # compiled code of the function above, and of torch's elu, crashed (torch 2.11)
+        return x.clamp(max=0).exp() + x.relu()
     return _Elu1.apply(x) if needs_gradient(x) else _elu1(x)
 
 

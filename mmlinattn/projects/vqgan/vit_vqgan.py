@@ -226,7 +226,7 @@ class ViTVQGAN(BaseModel):
     ) -> Dict[str, Tensor]:
         """Run :meth:`train_step`; ``run`` is this model, or its distributed wrapper."""
         if not isinstance(optim_wrapper, OptimWrapperDict) or GENERATOR not in optim_wrapper:
-            raise ValueError(
+            raise InputError(
                 'ViTVQGAN has two optimisers: set '
                 "optim_wrapper.constructor='GeneratorDiscriminatorConstructor'"
             )

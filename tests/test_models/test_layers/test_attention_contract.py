@@ -193,6 +193,8 @@ def test_permutation_of_tokens_without_positions(name, monkeypatch):
         (dict(type='RALA', kv_augmentation='yes'), ValueError, "'yes'"),
         (dict(type='RALA', kv_augmentation='learnable'), ValueError, 'num_tokens=None'),
         (dict(type='RALA', num_tokens=9), ValueError, 'num_tokens=9'),
+        (dict(type='RALA', kv_augmentation='learnable', num_tokens=2.5), ValueError,
+         'num_tokens must be a positive integer, got 2.5'),
         (
             dict(type='RALA', num_anchors=9), TypeError,
             "RALA rejects attn_cfg=.*: it has no option 'num_anchors', an option of RWGKA, RWGKP",
@@ -278,6 +280,7 @@ def test_bad_options(cfg, error, message):
     ('VSSDAttention', dict(gate='proj'), "VSSDAttention does not support gate, got 'proj'"),
     ('WindowAttention', dict(window_size=0), 'window_size must be a positive .* got 0'),
     ('WindowAttention', dict(window_size=2.0), 'window_size must be a positive .* got 2.0'),
+    ('WindowAttention', dict(shift=2), 'shift must be True or False, got 2'),
     *((kind, *row) for kind in ('RWGKA', 'RWGKP') for row in (
         (dict(num_anchors=0), 'num_anchors must be a positive integer, got 0'),
         (dict(decay=1.0), r'decay must be in \(0, 1\), got 1.0'),

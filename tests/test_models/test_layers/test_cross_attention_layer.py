@@ -110,6 +110,15 @@ def test_refusals_say_why():
         layer(query, attn_mask=torch.zeros(2 * HEADS, N, N, dtype=torch.bool))
     with pytest.raises(ValueError, match='linear attention has no logits to add numbers to'):
         layer(query, attn_mask=torch.zeros(N, N))
+    key = torch.randn(2, 9, C).double()
+    for args, message in (
+        ((query[0],), r'query must have shape \(B, N, C\) with B = 5'),
+        ((query, key[..., 1:]), r'key must have shape \(B, M, C\) with B = 2, C = .* got \(2, 9'),
+        ((query, key[:1]), r'key must have .*, got \(1, 9'),
+        ((query, key, key[:, 1:]), 'value must have shape .* M = 9, got'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer(*args)
     many = torch.randn(2, 130, C).double()
     with pytest.raises(ValueError, match='130 different rows.* at most 128'):
         layer(many, attn_mask=torch.ones(130, 130, dtype=torch.bool).triu(1))

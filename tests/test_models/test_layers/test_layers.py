@@ -12,6 +12,7 @@ from mmlinattn.models.layers import (
     softmax_attention,
     tokens_to_map,
 )
+from mmlinattn.models.layers.token_layout import unpadded_map
 
 from .conftest import assert_near_exact
 
@@ -145,3 +146,12 @@ def test_maps_and_tokens_share_memory():
 def test_several_map_sizes_need_packed_shapes(shapes):
     with pytest.raises(ValueError, match='several map sizes need mmlinattn.ops.PackedShapes, got'):
         RALA(32, 2)(torch.zeros(1, 10, 32), shapes)
+
+
+@pytest.mark.parametrize('extra', [0, 2])
+def test_a_map_without_its_padding(extra):
+    """It is no view, of which torch 2.11 compiles no backward pass for any size."""
+    x, mask = torch.randn(2, extra + 12, 8), torch.rand(2, extra + 12) < 0.4
+    found = unpadded_map(x, TokenLayout((3, 4), mask, num_extra_tokens=extra))
+    expected = x.where(~mask[..., None], torch.zeros(()))[:, extra:].mT.unflatten(2, (3, 4))
+    assert torch.equal(found, expected) and not found._is_view()
