@@ -366,7 +366,7 @@ def argument_errors(case: AttentionCase) -> None:
     n, mask = x.shape[1], torch.zeros(x.shape[:2])
     case.raises(ValueError, str((height, width + 1)), x, (height, width + 1))
     case.raises(ValueError, str(n + 1), case.tokens(n + 1))
-    for hw in ((height, float(width)), (height, width, 1, 1), 'rows'):
+    for hw in ((height, float(width)), (height, width, 1, 1), 'rows', (-height, -width)):
         case.raises(ValueError, repr(hw), x, hw)
     case.raises(ValueError, str(n - 1), x, query_pos=x[:, 1:])
     case.raises(ValueError, str((2, n - 1)), x, key_padding_mask=mask[:, 1:].bool())

@@ -4,6 +4,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
+from torch import nn
 
 from mmlinattn import __main__ as program
 from mmlinattn.engine.config import load_config
@@ -152,6 +154,21 @@ def test_our_configs_fit_and_are_compared(name):
 def test_several_necks(tmp_path):
     path = config(tmp_path, 'mmpretrain::hrnet/hrnet-w18_4xb32_in1k.py', '')
     assert check_channels(load_config(path)) == ['head']
+
+
+def test_a_neck_that_flattens_maps(tmp_path):
+    """Its channels depend on the size of the image, so those of the head are not compared."""
+    path = config(tmp_path, 'mmdet::reid/reid_r50_8xb32-6e_mot17train80_test-mot17val20.py', '')
+    assert check_channels(load_config(path)) == []
+
+
+@pytest.mark.parametrize('name, fails', [('ImageClassifier', True), ('Own', False)])
+def test_forms_of_classifiers_alone(name, fails):
+    """The heads of other models may read more than features."""
+    model = type(name, (nn.Module,), {})()
+    model.backbone, model.head = nn.Conv2d(3, 4, 1, device='meta'), nn.Linear(9, 2, device='meta')
+    with pytest.raises(ValueError, match='model.head Linear cannot') if fails else nullcontext():
+        check_channels(Config(dict(model={})), model)
 
 
 def test_training_ends_before_data_is_read(tmp_path, error_of):

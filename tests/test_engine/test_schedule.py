@@ -140,12 +140,17 @@ def test_what_fails_later_is_named_before_work(tmp_path, schedule, by_epoch, mes
 
 
 @pytest.mark.parametrize(
-    'lr_mult, is_scaled, lost',
-    [(0.1, False, 'lr_mult or layer_decay_rate'), (1.0, True, '--auto-scale-lr'), (1.0, False, '')],
+    'eta_max, lr_mult, is_scaled, lost',
+    [
+        (LR, 0.1, False, 'lr_mult or layer_decay_rate'),
+        (LR, 1.0, True, '--auto-scale-lr'),
+        (LR, 1.0, False, ''),
+        ([LR], 0.1, False, ''),
+    ],
 )
-def test_one_cycle_would_undo_other_options(tmp_path, lr_mult, is_scaled, lost):
-    """It sets the rates of all groups to ``eta_max``."""
-    one_cycle = dict(type='OneCycleLR', eta_max=LR, total_steps=4, by_epoch=False)
+def test_one_cycle_would_undo_other_options(tmp_path, eta_max, lr_mult, is_scaled, lost):
+    """It sets the rates of all groups to ``eta_max``, or of each to one of a list."""
+    one_cycle = dict(type='OneCycleLR', eta_max=eta_max, total_steps=4, by_epoch=False)
     schedules = [dict(type='ConstantLR', factor=0.5, end=1, by_epoch=False), one_cycle]
     run = runner(tmp_path, schedules, 4)
     run.optim_wrapper['paramwise_cfg'] = dict(custom_keys=dict(weight=dict(lr_mult=lr_mult)))

@@ -183,6 +183,8 @@ def test_errors_name_the_cure():
     for name, (operator, _) in CASES.items():
         with pytest.raises(ValueError, match='cross=True takes keys other than the tokens of q'):
             operator(q, k, v if name != 'additive' else q)
+        with pytest.raises(ValueError, match='k has shape [^;]*$'):
+            operator(q, k[:1], v[:1] if name != 'additive' else q, cross=True)
     landmarks = torch.randn(2, 2, 3, D).double()
     nystrom = partial(nystrom_attention, landmarks_q=landmarks, landmarks_k=landmarks)
     for operator in (unnormalised_attention, nystrom):

@@ -304,12 +304,15 @@ def test_fine_tuning_that_saves_no_last_checkpoint(teacher, run, tmp_path):
     for name, hook in dict(last={}, none=dict(save_last=False, interval=1000)).items():
         path = tmp_path / f'{name}.py'
         text = f'_base_ = {str(teacher[0])!r}\ntrain_cfg = dict(max_iters=2)\n'
+        text += "custom_hooks = [dict(type='EMAHook', momentum=0.3)]\n"
         path.write_text(f'{text}default_hooks = dict(checkpoint={hook})\n')
         more = ('--no-score', '--finetune')
         run('linearize', *options((path, *teacher[1:]), tmp_path / name, 1, 0, *more))
         found.append(weights(tmp_path / name / 'model.pth'))
         files = [*(tmp_path / name / 'phase_c').glob('*.pth')]
         assert bool(files) == (name == 'last')
+    average = weights(tmp_path / 'last/phase_c/iter_2.pth')
+    assert all(torch.equal(average[key], value) for key, value in found[0].items())
     swapped = weights(tmp_path / 'last/a.pth')
     assert all(torch.equal(found[1][key], value) for key, value in found[0].items())
     assert not all(torch.equal(swapped[key], value) for key, value in found[0].items())

@@ -11,6 +11,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mmlinattn.projects.vqgan import ViTVQGAN, logit_laplace_loss
+from mmlinattn.utils.errors import InputError
 
 SIDE, PATCH = 32, 8
 ATTENTIONS = [
@@ -222,7 +223,7 @@ def test_bad_options_images_and_backbones():
         model(torch.rand(1, 3, 30, 32))
     one = OptimWrapper(torch.optim.SGD(model.parameters(), 0.1))
     for wrapper in (one, OptimWrapperDict(other=one)):
-        with pytest.raises(ValueError, match="constructor='GeneratorDiscriminatorConstructor'"):
+        with pytest.raises(InputError, match="constructor='GeneratorDiscriminatorConstructor'"):
             model.train_step(batch(), wrapper)
     image = torch.rand(1, 3, 32, 32)
     for other, fake in ((build(discriminator=None), image), (model, None)):
