@@ -13,6 +13,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from ..models.layers import BaseAttention
+from ..models.layers.attend_calls import watch_attend
 from .deployable import Deployable, NotDeployable
 from .file_metadata import FileMetadata
 from .formats import FormatError
@@ -92,8 +93,6 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
               if isinstance(layer, kinds) and layer.stride not in (1, (1, 1))]  # fmt: skip
     attentions = [layer for layer in model.backbone.modules() if isinstance(layer, BaseAttention)]
     inside = {layer for attn in attentions for layer in attn.modules()}
-    if {*layers} <= inside:
-        raise NotDeployable(f'the stride of {type(model.backbone).__name__} cannot be found')
     # A multiple of every stride, such as patches of 14 pixels: rounded sides would tell another.
     factor = math.lcm(*(side for layer in layers for side in to_2tuple(layer.stride)))
     odd = factor // (factor & -factor)
@@ -108,9 +107,11 @@ def strides_of(model: BaseModel) -> Tuple[int, int]:
             )
             hooks.enter_context(hook)
         for attn in attentions:
-            hook = attn.register_forward_pre_hook(lambda _, args: coarse.append(args[1][1]))
-            hooks.enter_context(hook)
+            watch = watch_attend(attn, lambda call: coarse.append(call.tokens.hw_shape[1]))
+            hooks.enter_context(watch)
         feats = model.extract_feat(torch.zeros(1, 3, probe, probe))
+    if not sides:
+        raise NotDeployable(f'the stride of {type(model.backbone).__name__} cannot be found')
     # A classifier's neck returns vectors, not maps.
     coarse += [x.shape[-1] for x in feats if isinstance(x, torch.Tensor) and x.dim() == 4]
     return probe // min(sides), probe // min(sides + coarse)

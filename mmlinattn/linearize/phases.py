@@ -7,9 +7,9 @@ from typing import Any, Dict, Sequence
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
-from mmengine.runner.checkpoint import weights_to_cpu
 
-from ..engine.model import preprocessor_of, unwrapped
+from ..checkpoints import read_checkpoint
+from ..engine.model import preprocessor_of
 from ..engine.preflight.weights import check_weights
 from ..engine.runner.runner import PluginRunner
 from ..engine.training_setup import set_up_training
@@ -125,7 +125,7 @@ def finetune_config(student: Config, start: str, seed: int) -> Config:
 
 
 def train_phase(cfg: Config, work_dir: Path, options: Options) -> Dict[str, Any]:
-    """Train a phase, or continue it, and return a checkpoint of its end, without optimizer.
+    """Train a phase, or continue it, and return the checkpoint of its end in the first process.
 
     The hooks of phase C may write none at the end.
     """
@@ -137,11 +137,12 @@ def train_phase(cfg: Config, work_dir: Path, options: Options) -> Dict[str, Any]
     check_weights(runner, cfg)
     runner.prepare_training()
     runner.train()
-    state = weights_to_cpu(unwrapped(runner.model).state_dict())
-    metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None)
-    content = dict(meta=dict(dataset_meta=metainfo), state_dict=state)
-    if is_main_process():  # where hooks replace weights by their average
-        runner.call_hook('before_save_checkpoint', checkpoint=content)
+    if not is_main_process():
+        return {}
+    end = work_dir / 'end.pth'
+    runner.save_checkpoint(str(work_dir), end.name)  # hooks replace weights by their average
+    content = read_checkpoint(end)
+    end.unlink()
     return content
 
 

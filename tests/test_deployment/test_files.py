@@ -18,11 +18,12 @@ from torch import nn
 from mmlinattn.deployment import Export, ExportSettings, FileMetadata, exporter
 from mmlinattn.deployment.capture import captured_size, strides_of
 from mmlinattn.deployment.compare import difference, match
-from mmlinattn.deployment.deployable import deployable
+from mmlinattn.deployment.deployable import NotDeployable, deployable
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.exported_model import ExportedModel
 from mmlinattn.deployment.file_metadata import METADATA
 from mmlinattn.deployment.formats import OPSET
+from mmlinattn.models.layers import SoftmaxAttention, map_to_tokens, tokens_to_map
 from tests.sizes import LONG, some
 
 from .conftest import captures, padded
@@ -241,6 +242,26 @@ def test_the_stride_counts_pooling():
     model.backbone = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.AvgPool2d(3, 1, 1), nn.AvgPool2d(2))
     model.extract_feat = model.backbone
     assert strides_of(model) == (8, 8)
+
+
+class NamesTheShape(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.attn = nn.Conv2d(3, 8, 4, 4), SoftmaxAttention(8, 2)
+
+    def forward(self, image):
+        maps = self.conv(image)
+        hw_shape = tuple(maps.shape[2:])
+        return [tokens_to_map(self.attn(map_to_tokens(maps), hw_shape=hw_shape), hw_shape)]
+
+
+def test_the_stride_of_a_backbone_of_the_users():
+    model = nn.Module()
+    model.backbone = model.extract_feat = NamesTheShape()
+    assert strides_of(model) == (4, 4)
+    model.backbone.conv.stride = 1
+    with pytest.raises(NotDeployable, match='the stride of NamesTheShape cannot be found'):
+        strides_of(model)
 
 
 @pytest.mark.parametrize('kind, strides', [('Swin', (4, 32)), ('CvT', (16, 32))])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict, ReduceOnPlateauLR
+from torch import nn
 
 from mmlinattn.engine.runner import schedule
 from tests.test_engine.tiny_runner import Pair, tiny_runner
@@ -145,7 +146,7 @@ def test_what_fails_later_is_named_before_work(tmp_path, schedule, by_epoch, mes
         (LR, 0.1, False, 'lr_mult or layer_decay_rate'),
         (LR, 1.0, True, '--auto-scale-lr'),
         (LR, 1.0, False, ''),
-        ([LR], 0.1, False, ''),
+        ([LR] * 4, 0.1, False, ''),
     ],
 )
 def test_one_cycle_would_undo_other_options(tmp_path, eta_max, lr_mult, is_scaled, lost):
@@ -153,6 +154,8 @@ def test_one_cycle_would_undo_other_options(tmp_path, eta_max, lr_mult, is_scale
     one_cycle = dict(type='OneCycleLR', eta_max=eta_max, total_steps=4, by_epoch=False)
     schedules = [dict(type='ConstantLR', factor=0.5, end=1, by_epoch=False), one_cycle]
     run = runner(tmp_path, schedules, 4)
+    for name in 'ab' if isinstance(eta_max, list) else '':  # of equal options
+        run.model.register_parameter(name, nn.Parameter(torch.zeros(1)))
     run.optim_wrapper['paramwise_cfg'] = dict(custom_keys=dict(weight=dict(lr_mult=lr_mult)))
     run.auto_scale_lr = dict(enable=is_scaled, base_batch_size=4)
     refused = pytest.raises(ValueError, match=rf'ler\[1\] .*to eta_max, and {lost} would have no')

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmlinattn.engine.config import load_config
+
 from .conftest import CONFIGS
 
 SCORES = {'seg': 'mIoU', 'det': 'coco/segm_mAP', 'cls': 'accuracy/top1'}
@@ -125,8 +127,10 @@ def test_synchronised_batch_norm_becomes_plain_and_says_so(root, run, options, t
 
 
 def test_auto_scale_lr(root, run, options, tmp_path):
-    extra = [*options('seg'), 'auto_scale_lr.base_batch_size=16']
+    extra = [*options('seg'), 'auto_scale_lr.base_batch_size=16', 'param_scheduler=None']
     run('train', root / CONFIGS['seg'], '--work-dir', tmp_path, '--auto-scale-lr',
         '--cfg-options', *extra)  # fmt: skip
     log = next(tmp_path.glob('*/*.log')).read_text()
     assert 'Scaling the original LR by 0.25' in log
+    lr = load_config(str(root / CONFIGS['seg'])).optim_wrapper.optimizer.lr
+    assert f'lr: {lr / 4:.4e}' in log

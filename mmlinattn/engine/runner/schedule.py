@@ -37,10 +37,12 @@ def check_schedule(runner: Runner) -> None:
         has_own = isinstance(configs, dict) and 'type' not in configs
         place = f'param_scheduler.{name}' if has_own else 'param_scheduler'
         chosen = configs[name] if has_own else configs
-        stand_in, schedulers = _stand_in(wrapper), {}
+        chosen = chosen if isinstance(chosen, Sequence) else [chosen]
+        has_list = any(isinstance(config.get('eta_max'), (list, tuple)) for config in chosen)
+        stand_in, schedulers = _stand_in(wrapper, merged=not has_list), {}
         rate = wrapper.optimizer.defaults.get('lr')
         has_rates = any(group['lr'] != rate for group in stand_in.param_groups)
-        for i, config in enumerate(chosen if isinstance(chosen, Sequence) else [chosen]):
+        for i, config in enumerate(chosen):
             options = ', '.join(f'{key}={value!r}' for key, value in config.items())
             where = f'{place}[{i}] ({options})'
             try:
@@ -155,11 +157,13 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     )
 
 
-def _stand_in(wrapper: OptimWrapper) -> OptimWrapper:
-    """Return an optimizer with one group for each set of options, for quick steps."""
+def _stand_in(wrapper: OptimWrapper, merged: bool) -> OptimWrapper:
+    """Return a copy of an optimizer; ``merged``, with one group for each set of options."""
     optimizer = copy.copy(wrapper.optimizer)
-    groups = {repr({**group, 'params': ()}): {**group} for group in optimizer.param_groups}
-    optimizer.param_groups = [*groups.values()]
+    groups = [{**group} for group in optimizer.param_groups]
+    if merged:  # for quick steps
+        groups = [*{repr({**group, 'params': ()}): group for group in groups}.values()]
+    optimizer.param_groups = groups
     return OptimWrapper(optimizer)
 
 

@@ -73,11 +73,11 @@ class WindowAttention(SoftmaxAttention):
     ) -> None:
         super().__init__(embed_dims, num_heads, **kwargs)
         self.window_size = check_integer('window_size', window_size)
-        if type(shift) is not bool:
+        if shift not in (True, False):
             raise ValueError(
                 f'shift must be True or False, got {shift!r}: windows shift by half their side'
             )
-        self.shift = shift
+        self.shift = bool(shift)
         self.relative_bias = None
         if relative_bias:
             self.relative_bias = nn.Parameter(torch.empty((2 * window_size - 1) ** 2, num_heads))

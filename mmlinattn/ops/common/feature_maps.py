@@ -30,9 +30,7 @@ def _elu1(x: Tensor) -> Tensor:
 
 def elu1(x: Tensor) -> Tensor:
     """Compute ``elu(x) + 1``: positive, linear above 0, ``exp`` below."""
-    if (
-        is_tracing()
-    ):  # compiled code of the function above, and of torch's elu, crashed (torch 2.11)
+    if is_tracing():  # compiled, torch 2.11 crashed in the function above and in its own elu
         return x.clamp(max=0).exp() + x.relu()
     return _Elu1.apply(x) if needs_gradient(x) else _elu1(x)
 
