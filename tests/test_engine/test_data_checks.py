@@ -273,7 +273,8 @@ def test_a_step_behind_the_loading_may_change_labels(root, monkeypatch, package,
             results['gt_seg_map'][results['gt_seg_map'] == 77] = 0
             return results
 
-    cfg.train_dataloader.dataset.pipeline.insert(2, dict(type='Merge'))
+    merge = dict(type='RandomApply', transforms=[dict(type='Merge')], prob=1.0)
+    cfg.train_dataloader.dataset.pipeline.insert(2, merge)
     if not is_own:
         with pytest.raises(DataError, match=r'has labels \[77\]'):
             loaded(cfg)

@@ -3,7 +3,7 @@
 import os.path as osp
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import mmcv
 import numpy as np
@@ -20,7 +20,7 @@ from .data import DataError, Labels, first_files, folders_of
 # Samples of each data set that are loaded before work, spread over all of them.
 LOOKED_AT = 8
 # Transforms of others may add labels or change them.
-PACKAGES = {'mmcv', 'mmdet', 'mmlinattn', 'mmpretrain', 'mmseg'}
+PACKAGES = {'mmcv', 'mmdet', 'mmengine', 'mmlinattn', 'mmpretrain', 'mmseg', 'torchvision'}
 
 
 class CheckedLoading:
@@ -153,7 +153,7 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
 def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
     """Replace the loading transforms of a data set by CheckedLoading, and return these."""
     checked, lists = [], [getattr(dataset.pipeline, 'transforms', [])]
-    packages = {type(step).__module__.partition('.')[0] for step in lists[0]}
+    packages = {type(step).__module__.partition('.')[0] for step in _with_nested(lists[0])}
     if packages - PACKAGES:
         labels = labels._replace(required=False, changed=True)
     for steps in lists:
@@ -164,6 +164,15 @@ def check_loading(dataset: BaseDataset, labels: Labels) -> List[CheckedLoading]:
             # The views of TestTimeAug have their own lists.
             lists += [view.transforms for view in getattr(step, 'subroutines', ())]
     return checked
+
+
+def _with_nested(steps: Iterable[Any]) -> Iterator[Any]:
+    """Yield transforms and those inside them, as of RandomChoice and RandomApply."""
+    for step in steps:
+        if not isinstance(step, dict):  # of Albu
+            yield step
+            nested = getattr(step, 'transforms', None) or ()
+            yield from _with_nested(getattr(nested, 'transforms', nested))
 
 
 def check_samples(dataset: Any, labels: Labels, trained: bool = True) -> None:
