@@ -140,7 +140,10 @@ def train_phase(cfg: Config, work_dir: Path, options: Options) -> Dict[str, Any]
     if not is_main_process():
         return {}
     end = work_dir / 'end.pth'
-    runner.save_checkpoint(str(work_dir), end.name)  # hooks replace weights by their average
+    # Of averages, if a hook has some.
+    runner.save_checkpoint(
+        str(work_dir), end.name, save_optimizer=False, save_param_scheduler=False
+    )
     content = read_checkpoint(end)
     end.unlink()
     return content
