@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmlinattn.models.backbones import Swin
+from mmlinattn.models.backbones import RAVLT, Swin
 from mmlinattn.models.layers import (
     AttentionInfo,
     BaseAttention,
@@ -15,6 +15,7 @@ from mmlinattn.models.layers import (
 )
 from mmlinattn.ops.common.numerics import accumulation_dtype, no_autocast
 from mmlinattn.testing import ATTENTION_RULES, check_attention, check_backbone
+from mmlinattn.testing.attention import SMALL_RAVLT
 from tests import more_rules
 
 
@@ -360,6 +361,10 @@ def test_an_assertion_without_a_text_gives_its_place():
 def test_sound_attentions_keep_the_rules(cls):
     check_attention(cls, rules=QUICK)
     more_rules.check_attention(cls)
+
+
+def test_a_frozen_parameter_of_a_backbone_does_not_learn():
+    check_backbone(RAVLT, [FrozenParameter], rules=['parameters_learn'], arch=SMALL_RAVLT)
 
 
 @pytest.mark.parametrize('cls, rule', BROKEN, ids=[cls.__name__ for cls, _ in BROKEN])

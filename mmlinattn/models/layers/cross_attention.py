@@ -157,16 +157,14 @@ class LinearCrossAttention(BaseModule):
         return identity + self.dropout(attn.project_out(out, q))
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        batch, count, channels = query.shape[0], key.shape[1:2], self.embed_dims
+        batch, channels = query.shape[0], self.embed_dims
         for name, x in (('query', query), ('key', key), ('value', value)):
-            tokens = count if name == 'value' else x.shape[1:2]
-            if tuple(x.shape) != (batch, *tokens, channels):
-                number = 'N' if name == 'query' else 'M'
+            if x.dim() != 3 or (x.shape[0], x.shape[2]) != (batch, channels):
                 raise ValueError(
-                    f'{name} must have shape (B, {number}, C) with B = {batch}, C = {channels}'
-                    + (f', M = {count[0]}' if name == 'value' else '')
-                    + f', got {tuple(x.shape)}'
+                    f'{name} must have shape ({batch}, tokens, {channels}), got {tuple(x.shape)}'
                 )
+        if value.shape[1] != key.shape[1]:
+            raise ValueError(f'value has {value.shape[1]} tokens, key has {key.shape[1]}')
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
         return self.attn.attend(q, k, v, TokenLayout((1, k.shape[2]), mask, cross=True))

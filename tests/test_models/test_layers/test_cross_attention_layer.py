@@ -112,10 +112,10 @@ def test_refusals_say_why():
         layer(query, attn_mask=torch.zeros(N, N))
     key = torch.randn(2, 9, C).double()
     for args, message in (
-        ((query[0],), r'query must have shape \(B, N, C\) with B = 5'),
-        ((query, key[..., 1:]), r'key must have shape \(B, M, C\) with B = 2, C = .* got \(2, 9'),
+        ((query[0],), r'query must have shape \(5, tokens, '),
+        ((query, key[..., 1:]), r'key must have shape \(2, tokens, .*, got \(2, 9'),
         ((query, key[:1]), r'key must have .*, got \(1, 9'),
-        ((query, key, key[:, 1:]), 'value must have shape .* M = 9, got'),
+        ((query, key, key[:, 1:]), 'value has 8 tokens, key has 9'),
     ):
         with pytest.raises(ValueError, match=message):
             layer(*args)
