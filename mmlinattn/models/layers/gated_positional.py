@@ -80,9 +80,10 @@ class GatedPositionalAttention(SoftmaxAttention):
             return _weighted_sum(maps, *weights).flatten(2, 3)
         keep = ~layout.key_padding_mask.unflatten(1, layout.hw_shape)[:, None, ..., None]
         total = _weighted_sum(keep.to(maps.dtype), *weights)
-        # The total underflows only if all keys with weight are padding; such a query yields 0.
-        scale = total.clamp(min=torch.finfo(total.dtype).tiny).reciprocal()
-        return (_weighted_sum(maps.where(keep, 0), *weights) * scale).flatten(2, 3)
+        # A query whose keys with weight are all padding yields 0. The bound keeps gradients finite.
+        seen = total > 1e-30
+        out = _weighted_sum(maps.where(keep, 0), *weights) / total.where(seen, 1)
+        return out.where(seen, 0).flatten(2, 3)
 
     def _axis_weights(self, hw_shape: Tuple[int, int], dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
         """Return the softmax over rows, (heads, H, H), and over columns, (heads, W, W)."""

@@ -211,7 +211,8 @@ class StochasticPosition(LinearPosition):
         if self.training:
             seed = torch.randint(2**31, (), device=q.device)
         else:
-            seed = torch.full((), self.seed, device=q.device, dtype=torch.long)
+            # Not 0, the fixed point of the hash: the first number would be far in the tail.
+            seed = torch.full((), self.seed + 1, device=q.device, dtype=torch.long)
         with no_autocast(q):
             codes = self.position_codes(seed, hw_shape, dtype)
             gate = self.gates.to(dtype).sigmoid()[:, None]  # [h, 1, d, 1]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.layers import build_feature_map
+from mmlinattn.models.layers import LinearAttention, build_feature_map
 from mmlinattn.models.layers.activation_checkpointing import checkpoint_block
 
 MAPS = {
@@ -57,6 +57,19 @@ def test_half_precision_computes_in_float32(feature_map):
                 expected = expected.to(got.dtype)
                 close = torch.testing.assert_close
                 close(got.float(), expected.float(), rtol=1e-5 if wide else 0, atol=1e-6 * wide)
+
+
+@pytest.mark.parametrize('cfg', MAPS.values(), ids=MAPS.keys())
+@pytest.mark.parametrize('head_dim', [32, 64])
+def test_gradients_in_float16_are_finite(cfg, head_dim):
+    """Test queries and keys as large as those of a trained model."""
+    attn = LinearAttention(2 * head_dim, 2, feature_map=cfg)
+    attn.in_proj.weight.data.normal_(std=3 / (2 * head_dim) ** 0.5)
+    x, weight = torch.randn(2, 2, 400, 2 * head_dim).requires_grad_()
+    with torch.autocast('cpu', torch.float16):
+        out = attn(x, (20, 20))
+    (gradient,) = torch.autograd.grad((out.float() * weight).sum(), x)
+    assert gradient.isfinite().all() and gradient.any()
 
 
 def test_adaptive_map_by_hand():
@@ -163,7 +176,9 @@ def test_export_uses_the_saved_weights(resampled):
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_resampling_in_half_precision(resampled, dtype):
     x = torch.randn(1, 2, 4, 8).to(dtype)
-    assert all(torch.isfinite(y).all() and y.dtype == dtype for y in resampled.to(dtype)(x, x))
+    wide = resampled.exceeds_float16 and dtype == torch.float16
+    for features in resampled.to(dtype)(x, x):
+        assert features.isfinite().all() and features.dtype == (torch.float32 if wide else dtype)
 
 
 @pytest.mark.parametrize('kind', ['RFAFeatures', 'PerformerFeatures'])

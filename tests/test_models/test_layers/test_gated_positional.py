@@ -38,3 +38,15 @@ def test_position_part_of_a_large_map_is_not_n_by_n():
     v = torch.randn(1, 2, 256 * 256, 4)
     out = GatedPositionalAttention(8, 2).positional_attention(v, TokenLayout((256, 256)))
     assert torch.isfinite(out).all()  # an N x N matrix would take 32 GiB
+
+
+def test_gradients_of_padding_far_from_real_tokens():
+    """Test that the totals of such queries underflow to 0 in float32, not to infinite gradients."""
+    attn = GatedPositionalAttention(64, 4)
+    x = torch.randn(2, 160, 64, requires_grad=True)
+    mask = torch.zeros(2, 4, 40, dtype=torch.bool)
+    mask[1, :, 8:] = True
+    out = attn(x, (4, 40), key_padding_mask=mask.flatten(1))
+    (out * torch.randn_like(out) * 2**16).sum().backward()
+    leaves = {'x': x, **dict(attn.named_parameters())}
+    assert [name for name, leaf in leaves.items() if not leaf.grad.isfinite().all()] == []
