@@ -31,7 +31,8 @@ def config_file(config: str) -> str:
     for suffix in SUFFIXES:
         if osp.isfile(config + suffix):
             hint = f', but {config + suffix} does'
-    raise FileNotFoundError(f'config {config!r} does not exist{hint}')
+    missing = 'is a folder' if osp.isdir(config) else 'does not exist'
+    raise FileNotFoundError(f'config {config!r} {missing}{hint}')
 
 
 def package_configs() -> Dict[str, Path]:

@@ -178,6 +178,11 @@ def test_forms_of_classifiers_alone(name, fails):
     model.backbone, model.head = nn.Conv2d(3, 4, 1), Head(4)
     with pytest.raises(ValueError, match='model.head Head cannot') if fails else nullcontext():
         check_channels(Config(dict(model={})), model)
+    # Clips give maps of frames.
+    model.backbone, model.backbone.num_frames = nn.Conv3d(3, 4, 1), 2
+    match = 'on the maps .B, C, T, H, W.'
+    with pytest.raises(ValueError, match=match) if fails else nullcontext():
+        check_channels(Config(dict(model={})), model)
     model.head = Head(9)  # it fails on vectors, too
     check_channels(Config(dict(model={})), model)
 

@@ -29,7 +29,7 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
         part, options = getattr(model, name, None), cfg.model.get(name)
         if given is None or part is None:
             continue
-        if type(model).__name__ == 'ImageClassifier':
+        if type(model).__name__ in ('ImageClassifier', 'VideoRecognizer'):
             _compare_form(source, given, name, part)
         # A list of necks has no channels of its own.
         if isinstance(options, dict) and 'in_channels' in options:
@@ -160,17 +160,19 @@ def _compare_form(source: str, features: Tuple[Tensor, ...], name: str, module: 
     dims = {feature.dim() for feature in features}
     if (name, dims) == ('head', {4}):
         given, cure = 'maps (B, C, H, W)', "neck=dict(type='GlobalAveragePooling')"
+    elif (name, dims) == ('head', {5}):
+        given, cure = 'maps (B, C, T, H, W)', "backbone.out_type='avg_featmap'"
     elif (name, dims) == ('neck', {2}):
         given, cure = 'vectors (B, C)', 'neck=None'
     else:
         return
-    other = tuple(f.mean((2, 3)) if f.dim() == 4 else f[..., None, None] for f in features)
+    other = tuple(f.flatten(2).mean(2) if f.dim() > 2 else f[..., None, None] for f in features)
     # It may fail for another reason, such as the size of the image or values that it reads.
     if _run(module, features) is not None or _run(module, other) is None:
         return
     raise ValueError(
         f'model.{name} {type(module).__name__} cannot run on the {given} of the {source}: set '
-        f'model.{cure}, or out_type of the backbone'
+        f'model.{cure}, or another out_type of the backbone'
     )
 
 

@@ -7,6 +7,8 @@ from mmengine.registry import MODELS
 from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 
+from ...utils.errors import InputError
+
 AVERAGES = ('score', 'logit')
 
 
@@ -74,7 +76,7 @@ class VideoRecognizer(ImageClassifier):
         """Return the losses of the head for one crop of each video."""
         crops = 1 if inputs[0].dim() == 4 else inputs[0].shape[0]
         if crops != 1:
-            raise ValueError(
+            raise InputError(
                 f"training needs one crop of each video, got {crops}: set mode='random' in the "
                 'CropClip of train_dataloader'
             )

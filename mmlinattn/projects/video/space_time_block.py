@@ -18,6 +18,7 @@ from ...models.layers import (
     add_branch,
     build_attention,
 )
+from ...utils.errors import InputError
 
 Shape = Tuple[int, int, int]
 # Attentions of a map that also serve frames stacked below each other, without rotary and lepe.
@@ -107,7 +108,7 @@ def _group_counts(shape: Shape, step: str) -> List[Tuple[int, bool]]:
     counts = []
     for name, size, rule in zip(('frames', 'rows', 'columns'), shape, STEPS[step]):
         if rule in ('halves', 'strided') and size % 2:
-            raise ValueError(
+            raise InputError(
                 f'step {step!r} halves the clip along each axis, but it has {size} {name} of '
                 f'patches, (T, H, W) = {tuple(shape)}: choose an even number, by num_frames or by '
                 'an image side that is a multiple of twice the patch size'

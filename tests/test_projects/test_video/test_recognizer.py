@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from mmlinattn.projects import video
 from mmlinattn.projects.video import TimeSformer
+from mmlinattn.utils.errors import InputError
 
 pytest.importorskip('mmpretrain', reason='MMPretrain comes with the extra "cls"')
 
@@ -60,7 +61,7 @@ def test_trains_by_cross_entropy_on_normalised_clips():
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="average must be one of .* got 'max'"):
         build(average='max')
-    with pytest.raises(ValueError, match=r"one crop of each video, got 3: set mode='random'"):
+    with pytest.raises(InputError, match=r"one crop of each video, got 3: set mode='random'"):
         build()(torch.randn(1, 3, 3, 4, 16, 16), samples([0]), mode='loss')
 
 
