@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import itertools
 import json
 import re
 import runpy
@@ -30,6 +31,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 from torch import nn
 
+from mmlinattn.__main__ import main
 from mmlinattn.checkpoints.compare import HEADS
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.cli.commands import COMMANDS, find_command
@@ -224,6 +226,25 @@ def test_the_config_of_the_readme_and_that_of_own_data(root, tmp_path):
     assert model.roi_head.bbox_head.num_classes == model.roi_head.mask_head.num_classes == 3
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         assert cfg[loader].dataset.metainfo.classes == ('bolt', 'nut', 'washer')
+
+
+def test_the_config_of_a_folder_per_class(root, tmp_path, monkeypatch, error_of):
+    """The page's names fit folders; those of the base are one line with what to set."""
+    pytest.importorskip('mmpretrain', reason='the config is one of MMPretrain')
+    page = (root / 'docs' / 'own_data.md').read_text().partition('## Classification')[2]
+    code = re.search(r'```python\n(.*?)```', page, re.S)[1]
+    monkeypatch.chdir(tmp_path)
+    for split, name in itertools.product(('train', 'val'), ('cat', 'dog', 'eel')):
+        path = Path('data', 'animals', split, name, 'a.png')
+        path.parent.mkdir(parents=True)
+        Image.new('RGB', (64, 64)).save(path)
+    base = f"_base_ = '{root / 'configs' / 'zoo' / 'deit-nano_shapes.py'}'\n"
+    Path('mine.py').write_text(base + code)
+    assert main(['check-data', 'mine.py']) == 0
+    Path('wrong.py').write_text(base + code.replace(', metainfo=metainfo', ''))
+    for command in (['check-data'], ['train']):
+        error = error_of(main, [*command, 'wrong.py', '--cfg-options', 'model.head.num_classes=5'])
+        assert 'there are 3 folders of classes, but metainfo.classes has 5 names: set' in error
 
 
 def test_the_options_of_the_page_of_attentions(root):

@@ -46,11 +46,14 @@ class BackboneCase:
         model.train()
         return outs
 
-    def gradients(self, model: nn.Module) -> Dict[str, Optional[Tensor]]:
+    def gradients(
+        self, model: nn.Module, images: Optional[Tensor] = None
+    ) -> Dict[str, Optional[Tensor]]:
         """Return the gradients of all parameters by name, the same for the same model."""
         model.zero_grad(set_to_none=True)
         torch.manual_seed(2)
-        losses = [(out.float() ** 2).mean() for out in model(self.images)]
+        images = self.images if images is None else images
+        losses = [(out.float() ** 2).mean() for out in model(images)]
         torch.stack(losses).sum().backward()
         return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
@@ -133,6 +136,25 @@ def parameters_learn(case: BackboneCase) -> None:
     names = [name for name in found if spared is None or not name.startswith(f'{spared}.')]
     require(names, 'the model has no parameters')
     require_gradients(names, [found[name] for name in names])
+
+
+@BACKBONE_RULES.add
+def padded_image(case: BackboneCase) -> None:
+    """Check that gradients stay moderate if half of an image is 0, as data preprocessors pad."""
+    torch.manual_seed(1)
+    model, norms = case.build(), []
+    if hasattr(model, 'init_weights'):
+        model.init_weights()
+    padded = case.images.clone()
+    padded[1, :, :, padded.shape[3] // 2 :] = 0
+    for images in (case.images, padded):
+        found = [
+            gradient for gradient in case.gradients(model, images).values() if gradient is not None
+        ]
+        norms.append(float(torch.stack([gradient.norm() for gradient in found]).norm()))
+    require(
+        norms[1] < 100 * norms[0], f'the norm of gradients is {norms[1]:.2g}, not {norms[0]:.2g}'
+    )
 
 
 @BACKBONE_RULES.add

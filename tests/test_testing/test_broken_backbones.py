@@ -55,9 +55,16 @@ class StateOutside(Sound):
         return tokens + self.shift
 
 
+class ZeroBias(Sound):
+    def init_layer(self, layer):
+        super().init_layer(layer)
+        nn.init.zeros_(layer.bias)
+
+
 BROKEN = [
     (NotContiguous, 'outputs'), (UnusedLayer, 'parameters_learn'),
     (BatchMean, 'images_are_independent'), (StateOutside, 'weights'),
+    (ZeroBias, 'padded_image'),
 ]  # fmt: skip
 
 
@@ -72,7 +79,7 @@ def test_a_sound_backbone_keeps_all_rules():
 @pytest.mark.parametrize('cls, rule', BROKEN, ids=[cls.__name__ for cls, _ in BROKEN])
 def test_broken_backbones_are_caught(cls, rule):
     with pytest.raises(AssertionError) as error:
-        check_backbone(cls, ['RWGKA'], **SMALL)
+        check_backbone(cls, ['HydraAttention' if cls is ZeroBias else 'RWGKA'], **SMALL)
     statement = ' '.join(BACKBONE_RULES[rule].__doc__.split())
     assert f'{rule}: {statement}' in str(error.value)
 

@@ -119,6 +119,16 @@ def _data_hint(root: str, path: str) -> str:
     )
 
 
+def folders_reason(error: Exception) -> Optional[str]:
+    """Return what to set if MMPretrain finds another number of folders than of classes."""
+    found = re.match(r'The number of subfolders \((\d+)\).*classes \((\d+)\)', str(error))
+    return found and (
+        f'there are {found[1]} folders of classes, but metainfo.classes has {found[2]} names: set '
+        'metainfo=dict(classes=(...)) in the data sets of all data loaders, the names of the '
+        f'folders in alphabetical order, and model.head.num_classes={found[1]}'
+    )
+
+
 def empty_reason(loader: dict) -> str:
     """Return the reason why the data set of a data loader config has no usable image.
 
@@ -258,7 +268,7 @@ def built_dataset(config: dict) -> Any:
     try:
         return DATASETS.build(config)
     except Exception as error:
-        text = str(error) or type(error).__name__
+        text = folders_reason(error) or str(error) or type(error).__name__
         if 'need at least one array to concatenate' in text:  # MMEngine, if there is no image
             text = empty_reason(dict(dataset=config))
         if 'is not a subset of classes' in text:  # MMSegmentation, whose message lists all names

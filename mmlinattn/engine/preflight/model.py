@@ -22,14 +22,15 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     model, compared = build_model(cfg) if model is None else model, []
     model.to('meta').eval()  # some cannot be built there
     backbone = getattr(model, 'backbone', None)
-    frames = getattr(backbone, 'num_frames', None)  # of backbones of clips
+    is_video = type(model).__name__ == 'VideoRecognizer'
+    frames = getattr(backbone, 'num_frames', 8 if is_video else None)
     shape = (1, 3, SIDE, SIDE) if frames is None else (1, 3, frames, SIDE, SIDE)
     given, source = _outputs(backbone, torch.empty(shape, device='meta')), 'backbone'
     for name in ('neck', *HEADS):
         part, options = getattr(model, name, None), cfg.model.get(name)
         if given is None or part is None:
             continue
-        if type(model).__name__ in ('ImageClassifier', 'VideoRecognizer'):
+        if is_video or type(model).__name__ == 'ImageClassifier':
             _compare_form(source, given, name, part)
         # A list of necks has no channels of its own.
         if isinstance(options, dict) and 'in_channels' in options:

@@ -30,7 +30,7 @@ from ...utils.suggest import shorten
 from ..config import check_no_passwords
 from ..hooks.ema_hook import ModelEMAHook
 from ..model import build_model, optim_wrappers, quiet, unwrapped
-from ..preflight.data import DataError, empty_reason, labels_of
+from ..preflight.data import DataError, empty_reason, folders_reason, labels_of
 from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
@@ -230,6 +230,10 @@ class PluginRunner(Runner):
             is_empty = 'need at least one array to concatenate' in str(error)
             if is_empty and isinstance(dataloader, dict):
                 raise DataError(empty_reason(dataloader)) from error
+            raise
+        except AssertionError as error:
+            if reason := folders_reason(error):
+                raise DataError(reason) from error
             raise
 
     def prepare_training(self) -> None:

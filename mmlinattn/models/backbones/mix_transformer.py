@@ -87,10 +87,16 @@ class MixTransformer(HierarchicalBackbone):
     def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
         """Initialise a layer as released.
 
-        Linear layers: truncated normal (std 0.02). Convolutions: normal by their fan-out.
+        Linear layers: truncated normal (std 0.02). Convolutions: normal by their fan-out. Biases of
+        patch embeddings are no zeros as released: padding of the batch would be a token of zeros,
+        whose gradients grow by up to 1,000 at each layer norm. Gates and normalised features keep
+        such a token at 0; gradients then overflow in the first step.
         """
         if isinstance(layer, nn.Linear):
             trunc_normal_init(layer, std=0.02, bias=0)
         else:
             fan_out = math.prod(layer.kernel_size) * layer.out_channels // layer.groups
             normal_init(layer, std=math.sqrt(2 / fan_out), bias=0)
+            is_patch = any(layer is embed.proj for embed in self.patch_embeds)
+            if is_patch and layer.bias is not None:
+                nn.init.trunc_normal_(layer.bias, std=0.02)

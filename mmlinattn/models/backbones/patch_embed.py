@@ -8,7 +8,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...ops.common.numerics import is_static, may_be_symbolic
+from ...ops.common.numerics import accumulation_dtype, is_static, may_be_symbolic
 from ..layers import map_to_tokens, tokens_to_map
 
 
@@ -64,7 +64,8 @@ def resize_embedding(embed: Tensor, size: int) -> Tensor:
     """Resize an embedding (1, n, C) of positions along an axis to (1, size, C), linearly."""
     if not may_be_symbolic(size) and embed.shape[1] == size:
         return embed
-    return F.interpolate(embed.float().mT, size=size, mode='linear').mT.to(embed.dtype)
+    wide = embed.to(accumulation_dtype(embed.dtype))
+    return F.interpolate(wide.mT, size=size, mode='linear').mT.to(embed.dtype)
 
 
 def resize_loaded_embedding(

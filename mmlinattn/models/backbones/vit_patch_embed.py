@@ -9,7 +9,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...ops.common.numerics import may_be_symbolic
+from ...ops.common.numerics import accumulation_dtype, may_be_symbolic
 from ...utils import check_integer
 from ..layers import map_to_tokens
 from .patch_embed import PatchConv, check_positions, new_tokens, prepend_tokens
@@ -158,7 +158,7 @@ def resize_positions(
     if not may_be_symbolic(*new) and old == new:
         return positions
     extra, patches = positions[:, :num_extra_positions], positions[:, num_extra_positions:]
-    grid = patches.unflatten(1, old).permute(0, 3, 1, 2).float()
+    grid = patches.to(accumulation_dtype(patches.dtype)).unflatten(1, old).permute(0, 3, 1, 2)
     if method == 'offset':
         if may_be_symbolic(*new):
             raise ValueError(

@@ -24,9 +24,9 @@ class GatedPositionalAttention(SoftmaxAttention):
     torch's SDPA. The logits of the position part are a sum of a row term and a column term. Its
     softmax is therefore a product of two, computed in O(N (H + W) d) without an N x N matrix.
 
-    As in the release, the values start as the identity, and each head attends to one neighbour at
-    first. The neighbours form a square around the query. Heads beyond the largest square number
-    start with small random p.
+    As in the release, the values start as the identity, and each head attends to its own place in a
+    square around the query at first: to one token, or to four if the side is even. Heads beyond the
+    largest square number start with small random p.
 
     Args:
         embed_dims, num_heads: channels and heads.
@@ -64,6 +64,8 @@ class GatedPositionalAttention(SoftmaxAttention):
     def _start_values_as_identity(self) -> None:
         values = slice(2 * self.embed_dims, 3 * self.embed_dims)
         nn.init.eye_(self.in_proj.weight.data[values])
+        if self.in_proj.bias is not None:
+            nn.init.zeros_(self.in_proj.bias.data[values])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         content = super().attend(q, k, v, layout)
@@ -97,7 +99,7 @@ class GatedPositionalAttention(SoftmaxAttention):
 
 
 def _initial_positions(num_heads: int) -> Tensor:
-    """Return p, (heads, 3), whose largest logit is at a different neighbour for each head."""
+    """Return p, (heads, 3), whose logit is largest at another place for each head."""
     side = math.isqrt(num_heads)
     centre = (side - 1) / 2
     offsets = [(head // side - centre, head % side - centre) for head in range(side**2)]

@@ -53,6 +53,8 @@ class RegionGraph(BaseModule):
             raise ValueError(
                 f'regions must have shape (B, R, {self.channels}), got {tuple(regions.shape)}'
             )
+        if mask is not None:
+            regions = regions.masked_fill(mask[..., None], 0)  # NaN times weight 0 is NaN
         logits = self.query(regions) @ self.key(regions).mT
         logits = logits.to(accumulation_dtype(logits.dtype))
         graph = masked_softmax(logits, None if mask is None else mask[:, None]).to(regions.dtype)
@@ -130,6 +132,7 @@ class RegionGraphNeck(BaseModule):
         if mask is None:
             mask = torch.zeros_like(boxes[..., 0], dtype=torch.bool)
         hidden = mask.flatten(1)  # [B, T * R]
+        boxes = boxes.masked_fill(mask[..., None], 0)  # they may be NaN
         regions = self.graph(self.reduce(self._features(x, boxes)), hidden)
         count = (~hidden).sum(1, keepdim=True).clamp(min=1)
         pooled = regions.masked_fill(hidden[..., None], 0).sum(1) / count

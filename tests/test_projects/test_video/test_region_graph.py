@@ -66,6 +66,12 @@ def test_missing_regions_change_nothing():
     few = neck(maps, boxes[:, :, :2])[0]
     torch.testing.assert_close(neck(maps, boxes, mask)[0], few)
     assert torch.isfinite(neck(maps, boxes, torch.ones_like(mask))[0]).all()
+    boxes[:, :, 2] = torch.nan  # a usual filler
+    torch.testing.assert_close(neck(maps, boxes, mask)[0], few)
+    x, hidden = torch.randn(2, 5, 6), torch.tensor([False, False, True, False, True]).expand(2, 5)
+    graph = RegionGraph(6)
+    nan = x.masked_fill(hidden[..., None], torch.nan)
+    torch.testing.assert_close(graph(nan, hidden)[~hidden], graph(x, hidden)[~hidden])
 
 
 def test_grid_is_boxes():
