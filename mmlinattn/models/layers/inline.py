@@ -119,5 +119,6 @@ def _convolve(maps: Tensor, weight: Tensor) -> Tensor:
     kernels = weight.reshape(-1, 1, 3, 3)
     if not len(kernels):  # no images: torch has no convolution without groups
         return maps
-    flat = maps.flatten(0, 1)[None]
-    return F.conv2d(flat, kernels, padding=1, groups=len(kernels)).view(maps.shape)
+    # Padded here, no view: torch 2.11 cannot compile a view of any size that the gradient reads.
+    flat = F.pad(maps.flatten(0, 1)[None], (1, 1, 1, 1))
+    return F.conv2d(flat, kernels, groups=len(kernels)).view(maps.shape)

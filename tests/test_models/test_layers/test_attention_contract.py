@@ -170,6 +170,28 @@ def test_compiles(name, needs_to_compile):
     check_attention(options.pop('type'), rules=['compiles'], **options)
 
 
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('name', ['inline', *(['enhanced', 'rala', 'vssd'] if LONG else [])])
+def test_compiles_with_padding_at_a_second_size(name, needs_to_compile):
+    """Test torch's default compiler, which then takes sizes of any map."""
+    needs_to_compile(name)
+    torch.compiler.reset()
+    attn = build_attention(ATTENTIONS[name], 32, 2)
+    compiled = torch.compile(attn)
+    for height, width in ((5, 6), (7, 4)):
+        x, mask = (
+            torch.randn(2, height * width, 32),
+            torch.zeros(2, height, width, dtype=torch.bool),
+        )
+        mask[1, :, -1] = True
+        outs = [
+            run(x, (height, width), key_padding_mask=mask.flatten(1)) for run in (compiled, attn)
+        ]
+        torch.testing.assert_close(*outs, atol=1e-4, rtol=0)
+        outs[0].sum().backward()
+
+
 @pytest.mark.parametrize('name', ['rala-no-aug', 'angular-paper'])
 def test_permutation_of_tokens_without_positions(name, monkeypatch):
     """Test options that switch the positions of an attention off."""
