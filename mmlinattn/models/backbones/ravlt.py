@@ -111,8 +111,14 @@ class RAVLT(HierarchicalBackbone):
         return [self.downsample_layer(i), self.stages[i]]
 
     def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
-        """Initialise a layer as released: truncated normal (std 0.02), zero biases."""
+        """Initialise a layer: truncated normal (std 0.02), zero biases of linear layers.
+
+        Biases of convolutions are no zeros as released: batch norm makes zeros of a black image,
+        and each layer norm multiplies gradients of such tokens by up to 1,000.
+        """
         trunc_normal_init(layer, std=0.02, bias=0)
+        if isinstance(layer, nn.Conv2d) and layer.bias is not None:
+            nn.init.trunc_normal_(layer.bias, std=0.02)
 
 
 def _conv(in_channels: int, out_channels: int, stride: int, norm_cfg: dict, act: bool = True):

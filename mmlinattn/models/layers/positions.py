@@ -215,11 +215,13 @@ class StochasticPosition(LinearPosition):
             seed = torch.full((), self.seed + 1, device=q.device, dtype=torch.long)
         with no_autocast(q):
             codes = self.position_codes(seed, hw_shape, dtype)
-            gate = self.gates.to(dtype).sigmoid()[:, None]  # [h, 1, d, 1]
+            gates = self.gates.to(dtype)[:, None]  # [h, 1, d, 1]
+            # Roots of the sigmoid g and of 1 - g, whose gradients are finite for any gate.
+            shared, own = ((F.logsigmoid(x) / 2).exp() for x in (gates, -gates))
             # One value for all positions, shared by queries and keys, has a kernel of ones.
             shape = (self.num_heads, 1, self.head_dim, self.out_dims)
-            constant = gate.sqrt() * self.noise(seed, 1, shape, dtype)
-            codes = [(1 - gate).sqrt() * code + constant for code in codes]
+            constant = shared * self.noise(seed, 1, shape, dtype)
+            codes = [own * code + constant for code in codes]
             scale = (self.out_dims * self.head_dim) ** -0.25
             q, k = (
                 scale * torch.einsum('bhnd,hndr->bhnr', x.to(dtype), code)

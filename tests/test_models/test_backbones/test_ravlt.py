@@ -93,7 +93,9 @@ def test_initial_weights():
     model.init_weights()
     for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            assert (module.bias == 0).all(), name
+            # Of convolutions: batch norm makes zeros of black images, whose gradients would be inf.
+            is_zero = (module.bias == 0).all()
+            assert is_zero == isinstance(module, nn.Linear) and module.bias.abs().max() < 0.1, name
             assert module.weight.abs().max() <= 2 and 0.01 < module.weight.std() < 0.03, name
 
 
