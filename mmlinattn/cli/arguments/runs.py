@@ -89,6 +89,8 @@ def linearize(argv: Optional[List[str]] = None) -> Namespace:
     args = parse_with_launcher(parser, argv)
     check_positive(parser, args, 'lr_a', 'lr_b', 'batch_size', 'crop_size')
     check_positive(parser, args, 'iters_a', 'iters_b', 'seed', or_zero=True)
+    if args.seed >= 2**32:
+        parser.error(f'--seed must be below 2**32, as NumPy takes it, got {args.seed}')
     return args
 
 

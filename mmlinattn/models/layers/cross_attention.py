@@ -26,7 +26,8 @@ class LinearCrossAttention(BaseModule):
     and once more for every other row of the mask: the blocks of DINO's denoising queries are
     computed exactly. Many different rows cost more than softmax attention. A mask per image or
     head, as that of Mask2Former's cross-attention, raises an error. So do numbers to be added to
-    the logits. RALA and ``AdditiveAttention`` use a mean of the queries with the same row.
+    the logits. RALA and ``AdditiveAttention`` weigh keys by a mean of the queries with the same
+    row, alike for each of them.
 
     Args:
         embed_dims, num_heads: channels and heads.
