@@ -141,7 +141,7 @@ def parameters_learn(case: BackboneCase) -> None:
 
 @BACKBONE_RULES.add
 def padded_image(case: BackboneCase) -> None:
-    """Check that gradients stay moderate if half of an image is 0, as padding, or all images are."""
+    """Check that gradients stay moderate if half of an image, as padding, or a batch is 0."""
     torch.manual_seed(1)
     model, norms = case.build(), []
     if hasattr(model, 'init_weights'):
