@@ -24,8 +24,8 @@ class GatedPositionalAttention(SoftmaxAttention):
     torch's SDPA. The logits of the position part are a sum of a row term and a column term. Its
     softmax is therefore a product of two, computed in O(N (H + W) d) without an N x N matrix.
 
-    As in the release, the values start as the identity, and each head attends to its own place in a
-    square around the query at first: to one token, or to four if the side is even. Heads beyond the
+    As in the release, the values start as the identity. At first each head attends to its own place
+    in a square around the query: to one token, or to four if the side is even. Heads beyond the
     largest square number start with small random p.
 
     Args:
