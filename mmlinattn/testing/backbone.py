@@ -1,5 +1,6 @@
 """Rules of a backbone with an attention, checked on a small model."""
 
+import math
 from functools import cached_property
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -54,7 +55,7 @@ class BackboneCase:
         torch.manual_seed(2)
         images = self.images if images is None else images
         # Not the square of outputs, which has no gradient where they are 0.
-        losses = [(out - torch.randn_like(out)).float().square().mean() for out in model(images)]
+        losses = [(out.float() - torch.randn(out.shape)).square().mean() for out in model(images)]
         torch.stack(losses).sum().backward()
         return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
@@ -141,18 +142,20 @@ def parameters_learn(case: BackboneCase) -> None:
 
 @BACKBONE_RULES.add
 def padded_image(case: BackboneCase) -> None:
-    """Check that gradients stay moderate if half of an image, as padding, or a batch is 0."""
+    """Check that gradients stay moderate if half of an image is 0, and finite for a black batch."""
     torch.manual_seed(1)
     model, norms = case.build(), []
     if hasattr(model, 'init_weights'):
         model.init_weights()
     padded = case.images.clone()
-    padded[1, :, :, padded.shape[3] // 2 :] = 0
+    padded[1, :, :, padded.shape[3] // 2 :] = 0  # as data preprocessors pad
     for images in (case.images, padded, torch.zeros_like(padded)):
         found = [grad for grad in case.gradients(model, images).values() if grad is not None]
         norms.append(float(torch.stack([grad.norm() for grad in found]).norm()))
     shown = '{:.2g}, half padded {:.2g}, black {:.2g}'.format(*norms)
-    require(max(norms[1:]) < 1e4 * norms[0], f'the norm of gradients is {shown}')
+    # Batch norm alone multiplies gradients of a black batch by 300 a layer.
+    holds = norms[1] < 1e4 * norms[0] and all(map(math.isfinite, norms))
+    require(holds, f'the norm of gradients is {shown}')
 
 
 @BACKBONE_RULES.add

@@ -61,10 +61,21 @@ class ZeroBias(Sound):
         nn.init.zeros_(layer.bias)
 
 
+class Standardised(Sound):
+    def forward(self, x):
+        return super().forward(x / x.std((1, 2, 3), keepdim=True))
+
+
+class ZeroOutputs(ZeroBias):
+    def stage_norm(self, i, tokens):
+        return nn.functional.normalize(tokens, dim=-1, eps=1e-30)
+
+
 BROKEN = [
     (NotContiguous, 'outputs'), (UnusedLayer, 'parameters_learn'),
     (BatchMean, 'images_are_independent'), (StateOutside, 'weights'),
-    (ZeroBias, 'padded_image'),
+    (ZeroBias, 'padded_image'), (Standardised, 'padded_image'),
+    (ZeroOutputs, 'padded_image'),
 ]  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class GatedPositionalAttention(SoftmaxAttention):
         keep = ~layout.key_padding_mask.unflatten(1, layout.hw_shape)[:, None, ..., None]
         total = _weighted_sum(keep.to(maps.dtype), *weights)
         # A query whose keys with weight are all padding yields 0. The bound keeps gradients finite.
-        seen = total > 1e-30
+        seen = total > torch.finfo(total.dtype).tiny ** 0.8
         out = _weighted_sum(maps.where(keep, 0), *weights) / total.where(seen, 1)
         return out.where(seen, 0).flatten(2, 3)
 

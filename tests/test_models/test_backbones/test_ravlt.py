@@ -99,6 +99,17 @@ def test_initial_weights():
             assert module.weight.abs().max() <= 2 and 0.01 < module.weight.std() < 0.03, name
 
 
+def test_black_images_have_moderate_gradients_from_scratch():
+    norms = []
+    for images in (torch.randn(2, 3, 64, 64), torch.zeros(2, 3, 64, 64)):
+        model = build()
+        model.init_weights()
+        outs = model.train()(images)
+        sum((out * torch.randn_like(out)).mean() for out in outs).backward()
+        norms.append(torch.stack([p.grad.norm() for p in model.parameters()]).norm())
+    assert norms[1] < 1e3 * norms[0]
+
+
 def test_pretrained_init_cfg(tmp_path):
     source = build()
     path = str(tmp_path / 'weights.pth')

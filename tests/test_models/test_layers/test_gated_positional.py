@@ -49,3 +49,15 @@ def test_gradients_of_padding_far_from_real_tokens():
     (out * torch.randn_like(out) * 2**16).sum().backward()
     leaves = {'x': x, **dict(attn.named_parameters())}
     assert [name for name, leaf in leaves.items() if not leaf.grad.isfinite().all()] == []
+
+
+def test_real_tokens_whose_head_looks_into_padding():
+    """Test that their softmax is over the real keys, however small the weights of those are."""
+    attn = GatedPositionalAttention(16, 1).double()
+    attn.positions.data[:] = torch.tensor([17, 0, -1])  # at the key 8.5 columns further right
+    maps = torch.randn(1, 3, 24, 16, dtype=torch.float64)
+    mask = torch.zeros(1, 3, 24, dtype=torch.bool)
+    mask[:, :, 5:] = True
+    out = attn(maps.flatten(1, 2), (3, 24), key_padding_mask=mask.flatten(1))
+    cropped = attn(maps[:, :, :5].flatten(1, 2), (3, 5))
+    torch.testing.assert_close(out[~mask.flatten(1)], cropped.flatten(0, 1))
