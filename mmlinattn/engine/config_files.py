@@ -31,8 +31,9 @@ def config_file(config: str) -> str:
     for suffix in SUFFIXES:
         if osp.isfile(config + suffix):
             hint = f', but {config + suffix} does'
-    missing = 'is a folder' if osp.isdir(config) else 'does not exist'
-    raise FileNotFoundError(f'config {config!r} {missing}{hint}')
+    if osp.isdir(config):
+        raise FileNotFoundError(f'config {config!r} is a folder')
+    raise FileNotFoundError(f'config {config!r} does not exist{hint}')
 
 
 def package_configs() -> Dict[str, Path]:

@@ -1,5 +1,6 @@
 """Wrong channels and old configs end in one line, before data is read."""
 
+import importlib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -185,6 +186,22 @@ def test_forms_of_classifiers_alone(name, fails):
         check_channels(Config(dict(model={})), model)
     model.head = Head(9)  # it fails on vectors, too
     check_channels(Config(dict(model={})), model)
+
+
+def test_channels_of_videos():
+    """Test backbones of clips that do not say how many frames they take."""
+    pytest.importorskip('mmpretrain', reason='MMPretrain comes with the extra "cls"')
+    backbone = dict(type='NonLocalR3D', depths=(1, 1, 1, 1))
+    model = dict(
+        type='VideoRecognizer',
+        backbone=backbone,
+        neck=dict(type='RegionGraphNeck', in_channels=512, out_channels=16),
+        head=dict(type='LinearClsHead', num_classes=4, in_channels=50),
+    )
+    importlib.import_module('mmlinattn.projects.video')
+    cfg = Config(dict(model=model, default_scope='mmpretrain'))
+    with pytest.raises(ValueError, match='model.head.in_channels is 50, but neck RegionGraphNeck'):
+        check_channels(cfg)
 
 
 def test_training_ends_before_data_is_read(tmp_path, error_of):

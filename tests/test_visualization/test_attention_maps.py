@@ -105,3 +105,6 @@ def test_command_line_refuses(visualize, tmp_path, error_of):
     error = error_of(visualize, 'smca_nano_shapes', '--queries', 0)
     assert '--queries must be positive, got 0' in error
     assert not (tmp_path / 'out').exists()
+    (tmp_path / 'out').touch()
+    error = error_of(visualize, 'smca_nano_shapes', '--device', 'nowhere')  # found later
+    assert f'cannot be written: {tmp_path / "out"} is a file' in error

@@ -92,7 +92,8 @@ def visualize_attention(argv: Optional[List[str]] = None) -> Namespace:
     args = parser.parse_args(argv)
     check_positive(parser, args, 'queries')
     if not args.image.is_file():
-        parser.error(f'image {str(args.image)!r} is no file')
+        missing = 'is a folder' if args.image.is_dir() else 'does not exist'
+        parser.error(f'image {str(args.image)!r} {missing}')
     return args
 
 

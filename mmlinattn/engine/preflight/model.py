@@ -162,7 +162,7 @@ def _compare_form(source: str, features: Tuple[Tensor, ...], name: str, module: 
     if (name, dims) == ('head', {4}):
         given, cure = 'maps (B, C, H, W)', "neck=dict(type='GlobalAveragePooling')"
     elif (name, dims) == ('head', {5}):
-        given, cure = 'maps (B, C, T, H, W)', "backbone.out_type='avg_featmap'"
+        given, cure = 'maps (B, C, T, H, W)', "neck=dict(type='GlobalAveragePooling', dim=3)"
     elif (name, dims) == ('neck', {2}):
         given, cure = 'vectors (B, C)', 'neck=None'
     else:

@@ -97,6 +97,6 @@ class MixTransformer(HierarchicalBackbone):
         else:
             fan_out = math.prod(layer.kernel_size) * layer.out_channels // layer.groups
             normal_init(layer, std=math.sqrt(2 / fan_out), bias=0)
-            is_patch = any(layer is embed.proj for embed in self.patch_embeds)
+            is_patch = any(layer is getattr(embed, 'proj', None) for embed in self.patch_embeds)
             if is_patch and layer.bias is not None:
                 nn.init.trunc_normal_(layer.bias, std=0.02)

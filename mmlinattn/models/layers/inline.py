@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import unnormalised_attention
-from ...ops.common.numerics import accumulation_dtype, is_exporting, no_autocast
+from ...ops.common.numerics import accumulation_dtype, is_exporting, is_tracing, no_autocast
 from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .token_layout import local_position, neighbours
@@ -119,6 +119,7 @@ def _convolve(maps: Tensor, weight: Tensor) -> Tensor:
     kernels = weight.reshape(-1, 1, 3, 3)
     if not len(kernels):  # no images: torch has no convolution without groups
         return maps
-    # Padded here, no view: torch 2.11 cannot compile a view of any size that the gradient reads.
-    flat = F.pad(maps.flatten(0, 1)[None], (1, 1, 1, 1))
-    return F.conv2d(flat, kernels, groups=len(kernels)).view(maps.shape)
+    flat, padding = maps.flatten(0, 1)[None], 1
+    if is_tracing():  # torch 2.11 cannot compile a view of any size that the gradient reads
+        flat, padding = F.pad(flat, (1, 1, 1, 1)), 0
+    return F.conv2d(flat, kernels, padding=padding, groups=len(kernels)).view(maps.shape)

@@ -178,6 +178,9 @@ def test_resized_positions(method, new):
     out = resize_positions(positions, (7, 6), new, 1, method)
     assert torch.equal(out[:, 0], positions[:, 0])
     torch.testing.assert_close(out[0, 1:], expected, rtol=1e-4, atol=1e-5)
+    exact = torch.einsum('ab,bcd,ec->aed', rows, grid, columns).flatten(0, 1)
+    out = resize_positions(positions.double(), (7, 6), new, 1, method)
+    torch.testing.assert_close(out[0, 1:], exact, rtol=1e-9, atol=1e-9)
 
 
 def test_positions_of_a_checkpoint_are_resized_by_the_same_method():

@@ -67,7 +67,10 @@ def test_missing_regions_change_nothing():
     torch.testing.assert_close(neck(maps, boxes, mask)[0], few)
     assert torch.isfinite(neck(maps, boxes, torch.ones_like(mask))[0]).all()
     boxes[:, :, 2] = torch.nan  # a usual filler
-    torch.testing.assert_close(neck(maps, boxes, mask)[0], few)
+    found = neck(maps, boxes, mask)[0]
+    torch.testing.assert_close(found, few)
+    found.sum().backward()
+    assert all(p.grad.isfinite().all() for p in neck.parameters())
     x, hidden = torch.randn(2, 5, 6), torch.tensor([False, False, True, False, True]).expand(2, 5)
     graph = RegionGraph(6)
     nan = x.masked_fill(hidden[..., None], torch.nan)
