@@ -80,7 +80,7 @@ def test_the_backbone_of_the_design_page(root):
     names: dict = {}
     try:
         exec(code, names)
-        check_backbone(names['Plain'], ['RALA', 'SoftmaxAttention'], arch=SMALL)
+        check_backbone(names['Plain'], ['RALA', 'HydraAttention'], arch=SMALL)
         assert len(names['Plain']()(torch.randn(1, 3, 64, 64))) == 4
     finally:
         MODELS.module_dict.pop('Plain', None)
