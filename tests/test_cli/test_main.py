@@ -87,6 +87,7 @@ def test_help_into_a_pipe_that_nobody_reads(monkeypatch, option):
         (['analyze', 'complexity', 'ravlt-t_8xb128_in1k', '--shape', '16', '64'], 'got (16, 64)'),
         (['check-data', 'nowhere.py'], "config 'nowhere.py' does not exist"),
         (['check-data', '..'], "config '..' is a folder"),
+        (['analyze', 'attention', 'smca.py', 'smca.pth', '..'], "image '..' is a folder"),
         (['convert', 'nowhere.pth', 'out.pth'], 'nowhere.pth'),
         (['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'no.jpg'], "source 'no.jpg' does not"),
     ],

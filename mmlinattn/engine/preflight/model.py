@@ -23,7 +23,7 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     model.to('meta').eval()  # some cannot be built there
     backbone = getattr(model, 'backbone', None)
     is_video = type(model).__name__ == 'VideoRecognizer'
-    frames = getattr(backbone, 'num_frames', 8 if is_video else None)
+    frames = getattr(backbone, 'num_frames', 8 if is_video else None)  # of backbones of clips
     shape = (1, 3, SIDE, SIDE) if frames is None else (1, 3, frames, SIDE, SIDE)
     given, source = _outputs(backbone, torch.empty(shape, device='meta')), 'backbone'
     for name in ('neck', *HEADS):

@@ -88,9 +88,9 @@ class MixTransformer(HierarchicalBackbone):
         """Initialise a layer as released.
 
         Linear layers: truncated normal (std 0.02). Convolutions: normal by their fan-out. Biases of
-        patch embeddings are no zeros as released: padding of the batch would be a token of zeros,
-        whose gradients grow by up to 1,000 at each layer norm. Gates and normalised features keep
-        such a token at 0; gradients then overflow in the first step.
+        patch embeddings are random, those of the release 0: padding is a token of zeros then, and
+        each layer norm multiplies its gradient by up to 1,000. Behind gates and normalised features
+        it stays 0, and gradients overflow in the first step.
         """
         if isinstance(layer, nn.Linear):
             trunc_normal_init(layer, std=0.02, bias=0)

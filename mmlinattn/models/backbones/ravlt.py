@@ -113,8 +113,8 @@ class RAVLT(HierarchicalBackbone):
     def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:
         """Initialise a layer: truncated normal (std 0.02), zero biases of linear layers.
 
-        Biases of convolutions are no zeros as released: batch norm makes zeros of a black image,
-        and each layer norm multiplies gradients of such tokens by up to 1,000.
+        Biases of convolutions are random, those of the release 0: black images are tokens of zeros
+        then, and each layer norm multiplies their gradients by up to 1,000.
         """
         trunc_normal_init(layer, std=0.02, bias=0)
         if isinstance(layer, nn.Conv2d) and layer.bias is not None:

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mmlinattn.checkpoints import CheckpointError
 from mmlinattn.checkpoints.converters import convert
 from mmlinattn.models.backbones import ViT
+from mmlinattn.models.backbones.patch_embed import resize_embedding
 from mmlinattn.models.backbones.vit_patch_embed import resize_positions
 from mmlinattn.models.layers import SwiGLU, build_attention, registered_subclasses
 from mmlinattn.models.layers.base import BaseAttention
@@ -181,6 +182,10 @@ def test_resized_positions(method, new):
     exact = torch.einsum('ab,bcd,ec->aed', rows, grid, columns).flatten(0, 1)
     out = resize_positions(positions.double(), (7, 6), new, 1, method)
     torch.testing.assert_close(out[0, 1:], exact, rtol=1e-9, atol=1e-9)
+    first, last = ends = torch.randn(2, 5, dtype=torch.float64)
+    expected = torch.stack([first, 0.75 * first + 0.25 * last, 0.25 * first + 0.75 * last, last])
+    out = resize_embedding(ends[None], 4)[0]
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_positions_of_a_checkpoint_are_resized_by_the_same_method():
