@@ -323,7 +323,12 @@ def ours(metrics: Dict[str, float]) -> str:
 
 def notes(recipes: Dict[str, Any]) -> str:
     """Return what sources leave open, as a table, and where they differ, as a list."""
-    lines = ['| recipe | not stated |', '| --- | --- |']
+    users: Dict[str, Any] = {}  # recipe: the first config that follows it
+    for method in methods():
+        for experiment in load_experiments(method)['experiments']:
+            path = f'../../configs/{method}/{experiment["config"]}.py'
+            users.setdefault(experiment.get('recipe'), path)
+    lines = ['| recipe | not stated: the config has a usual value |', '| --- | --- |']
     differing = []
     for name, recipe in recipes.items():
         unknown = [
@@ -331,7 +336,7 @@ def notes(recipes: Dict[str, Any]) -> str:
         ]
         unknown += recipe.get('unstated', ())
         if unknown:
-            lines.append(f'| {name} | {", ".join(unknown)} |')
+            lines.append(f'| [{name}]({users[name]}) | {", ".join(unknown)} |')
         differing += [f'- **{name}**, {note}.' for note in recipe.get('notes', ())]
     return '\n'.join([*lines, '', 'Where paper and release differ:', '', *differing]) + '\n'
 
