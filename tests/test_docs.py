@@ -247,6 +247,21 @@ def test_the_config_of_a_folder_per_class(root, tmp_path, monkeypatch, error_of)
         assert 'there are 3 folders of classes, but metainfo.classes has 5 names: set' in error
 
 
+def test_the_config_of_videos_of_ones_own(root, tmp_path):
+    pytest.importorskip('mmpretrain', reason='the config is one of MMPretrain')
+    page = (root / 'configs' / 'timesformer' / 'README.md').read_text()
+    (code,) = (b for b in re.findall(r'```python\n(.*?)```', page, re.S) if '_base_' in b)
+    (tmp_path / 'mine.py').write_text(code.replace("'configs/", f"'{root}/configs/"))
+    cfg = load_config(str(tmp_path / 'mine.py'))
+    with torch.device('meta'):
+        assert build_model(cfg).head.num_classes == 2
+    for split in ('train', 'val', 'test'):
+        dataset = cfg[f'{split}_dataloader'].dataset
+        assert dataset.type == 'VideoList' and dataset.metainfo.classes == ('fall', 'walk')
+        assert dataset.data_root == 'data/mine/' and dataset.data_prefix == dict(video='videos')
+        assert dataset.ann_file == ('train.txt' if split == 'train' else 'val.txt')
+
+
 def test_the_options_of_the_page_of_attentions(root):
     """They are those of the constructors, and every attention builds with all of its own."""
     page = (root / 'docs' / 'reference' / 'attentions.md').read_text()

@@ -187,13 +187,16 @@ def unwind_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def errors_in_one_line(
-    debug: bool, kinds: Tuple[Type[Exception], ...] = (Exception,), log_dir: Optional[str] = None
+    debug: Optional[bool] = None,
+    kinds: Tuple[Type[Exception], ...] = (Exception,),
+    log_dir: Optional[str] = None,
 ) -> Iterator[None]:
     """Print an exception of these kinds as one line to stderr and exit with code 2.
 
     Every command runs inside this block, so it also ends in one line on Ctrl-C (code 130), and
     handles SIGTERM, see :func:`unwind_on_sigterm`. With ``debug`` the exception is raised
-    unchanged; else its traceback is written to ``error.txt`` in ``log_dir`` if possible.
+    unchanged; None is for a command without this option. Else its traceback is written to
+    ``error.txt`` in ``log_dir`` if possible.
     """
     try:
         with unwind_on_sigterm():
@@ -210,7 +213,7 @@ def errors_in_one_line(
         if debug:
             raise
         text = error_text(error)
-        where = '--debug shows the traceback'
+        where = None if debug is None else '--debug shows the traceback'
         if log_dir is not None:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
                 text += f': if the disk of {log_dir} is full, free space there or set --work-dir'
@@ -218,7 +221,8 @@ def errors_in_one_line(
                 path = Path(log_dir) / 'error.txt'
                 path.write_text(''.join(traceback.format_exception(error)))
                 where = f'the traceback is in {path}'
-        print(f'error: {type(error).__name__}: {text} ({where})', file=sys.stderr)
+        where = f' ({where})' if where else ''
+        print(f'error: {type(error).__name__}: {text}{where}', file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
 
 

@@ -20,3 +20,4 @@ def test_prints_what_training_would_see(root, tmp_path):
     )
     assert failed.returncode == 2
     assert "no 'optim_wraper'; did you mean optim_wrapper" in failed.stderr
+    assert '--debug' not in failed.stderr  # it has no such option

@@ -27,7 +27,7 @@ def main() -> None:
     splits = dict(train=['train'], val=held_out)
     limits = dict(train=args.max_per_class, val=args.max_per_class_val)
     limits = {split: most for split, most in limits.items() if most is not None}
-    with errors_in_one_line(debug=False):
+    with errors_in_one_line():
         root = crop_objects(args.source, args.out, splits, args.size, args.scale, limits, args.seed)
     print(f'crops are in {root}')
 

@@ -20,7 +20,7 @@ def main() -> None:
     add('--num-frames', type=int, default=16, help='frames, a multiple of 8 (%(default)s)')
     add('--seed', type=int, default=0, help='seed of all randomness (%(default)s)')
     args = parser.parse_args()
-    with errors_in_one_line(debug=False):
+    with errors_in_one_line():
         root = generate_videos(**vars(args))
     print(f'videos are in {root}')
 

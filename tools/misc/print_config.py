@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument('config')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
     args = parser.parse_args()
-    with errors_in_one_line(debug=False):
+    with errors_in_one_line():
         print(load_config(args.config, args.cfg_options).pretty_text)
 
 

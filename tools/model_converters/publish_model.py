@@ -56,7 +56,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with errors_in_one_line(debug=False):
+    with errors_in_one_line():
         cfg = load_config(args.config, args.cfg_options)
         name = Path(args.config).stem
         entry = args.out / f'{name}.yml'
