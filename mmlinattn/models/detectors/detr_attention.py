@@ -4,13 +4,17 @@ MMDetection's layers build mmcv's ``MultiheadAttention``. These classes put anot
 the layers of their own model if ``self_attn_cfg`` or ``cross_attn_cfg`` has a ``type``.
 """
 
-from typing import Any, Dict, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Tuple
 
+import torch
 from mmcv.cnn.bricks.transformer import MultiheadAttention
 from mmdet.models import DETR, DINO, DeformableDETR, Mask2FormerHead
 from mmengine.config import ConfigDict
 from mmengine.registry import MODELS
 from torch import nn
+
+from ..layers import BaseAttention
 
 
 def build_detr_attention(**cfg: Any) -> nn.Module:
@@ -56,6 +60,24 @@ def _set_attentions(coder: Any, typed: Dict[str, dict]) -> None:
             setattr(layer, name, build_detr_attention(**cfg))
 
 
+@contextmanager
+def _keeping_own_parameters(*coders: nn.Module) -> Iterator[None]:
+    """Keep all parameters of attentions but projections, while MMDetection initialises matrices.
+
+    Its Xavier distribution would change anchors and feature maps as well.
+    """
+    kept = [
+        (parameter, parameter.detach().clone())
+        for coder in coders for attn in coder.modules() if isinstance(attn, BaseAttention)
+        for name, parameter in attn.named_parameters()
+        if name.partition('.')[0] not in attn.projections
+    ]  # fmt: skip
+    yield
+    with torch.no_grad():
+        for parameter, value in kept:
+            parameter.copy_(value)
+
+
 class _TypedAttention:
     """Mixin of detectors that builds the attentions with a ``type`` in encoder and decoder."""
 
@@ -68,6 +90,11 @@ class _TypedAttention:
         super()._init_layers()  # type: ignore[misc]
         _set_attentions(self.encoder, in_encoder)
         _set_attentions(self.decoder, in_decoder)
+
+    def init_weights(self) -> None:
+        """Initialise as MMDetection; of attentions with a ``type`` only their projections."""
+        with _keeping_own_parameters(self.encoder, self.decoder):
+            super().init_weights()  # type: ignore[misc]
 
 
 @MODELS.register_module()
@@ -127,3 +154,8 @@ class Mask2FormerHeadWithAttention(Mask2FormerHead):
         decoder, typed = _split_types(transformer_decoder)
         super().__init__(*args, transformer_decoder=decoder, **kwargs)
         _set_attentions(self.transformer_decoder, typed)
+
+    def init_weights(self) -> None:
+        """Initialise as MMDetection; of attentions with a ``type`` only their projections."""
+        with _keeping_own_parameters(self.transformer_decoder):
+            super().init_weights()

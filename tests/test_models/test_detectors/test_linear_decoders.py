@@ -92,6 +92,24 @@ def test_only_an_attention_with_a_type_changes(root):
         dino(root, cross_attn_cfg=LINEAR)
 
 
+@pytest.mark.parametrize('attn_cfg', ['RWGKA', 'LinearAttention', 'PolaFormerAttention'])
+@pytest.mark.parametrize('name', ['dino-rala', 'mask2former-rala'])
+def test_initial_weights_of_attentions(root, name, attn_cfg):
+    """MMDetection's Xavier distribution of all matrices is that of projections alone."""
+    cfg = Config.fromfile(root / f'configs/linear_decoders/{name}_nano_shapes.py')
+    place = CONFIGS[name].format('0')
+    decoder = cfg.model.get('panoptic_head', cfg.model)
+    decoder = decoder.get('transformer_decoder') or decoder.decoder
+    decoder.layer_cfg.self_attn_cfg.attn_cfg = attn_cfg
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+        attn = model.get_submodule(place).attn
+        before = {name: value.clone() for name, value in attn.named_parameters()}
+        model.init_weights()
+    changed = {n for n, value in attn.named_parameters() if not value.equal(before[n])}
+    assert changed == {'in_proj.weight', 'proj.weight'} and len(before) > 4
+
+
 def test_encoder_and_decoder_of_detr():
     sizes = dict(embed_dims=C, num_heads=HEADS)
     ffn = dict(embed_dims=C, feedforward_channels=48)
