@@ -6,7 +6,7 @@ set -euo pipefail
 . "$(dirname "$0")/misc/python.sh"
 USAGE='usage: dist_train.sh CONFIG GPUS [tools/train.py options]'
 CONFIG=${1:?$USAGE} GPUS=${2:?$USAGE}
-[[ $GPUS =~ ^[0-9]+$ ]] || { echo "error: GPUS must be a number, got $GPUS; $USAGE" >&2; exit 2; }
+[[ $GPUS =~ ^[1-9][0-9]*$ ]] || { echo "error: GPUS must be a number above 0, got $GPUS; $USAGE" >&2; exit 2; }
 # Otherwise restarted processes would read the addresses of ended ones from the agents' store.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 if [ "${NNODES:-1}" = 1 ]; then

@@ -120,6 +120,7 @@ def build_page(callbacks: Callbacks, examples: Sequence[Path] = ()) -> 'gradio.B
                 model = gr.Dropdown(names, value=names[0], label='model', elem_id='model')
                 image = gr.Image(
                     str(examples[0]) if examples else None, type='filepath', label='image',
+                    image_mode=None,  # the file as it is; RGB would clip 16 bits at 255
                     sources=['upload', 'clipboard'], elem_id='image',
                 )  # fmt: skip
                 if examples:

@@ -8,9 +8,9 @@ import traceback
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, Optional, Tuple
 
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.hooks import Hook
 from mmengine.registry import init_default_scope
@@ -72,8 +72,6 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             raise
         where = f'config {lines[0].filename}, line {lines[0].lineno}'
         raise ValueError(f'{where}: {type(error).__name__}: {error_text(error)}') from error
-    for _, node in dicts(cfg._cfg_dict):
-        node.pop('_delete_', None)  # MMEngine leaves it where no base config has the section
     check_not_old(cfg)
     import_framework(cfg)
     _check_names(cfg, path)
@@ -81,13 +79,16 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         _check_override(option, cfg)
     if cfg_options:
         before = _annotation_files(cfg)
-        cfg.merge_from_dict(cfg_options)
+        for option, value in cfg_options.items():
+            cfg.merge_from_dict(dict([_with_whole_list(cfg, option, value)]))
         if any(option.split('.')[0] == 'custom_imports' for option in cfg_options):
             _import_custom(cfg.custom_imports, path)  # MMEngine imports those of the file alone
         for split, path in _annotation_files(cfg).items():
             # Keep scoring with the annotations that the loader reads.
             if cfg[f'{split}_evaluator'].get('ann_file') == before.get(split):
                 cfg[f'{split}_evaluator'].ann_file = path
+    for _, node in dicts(cfg._cfg_dict):
+        node.pop('_delete_', None)  # MMEngine leaves it where there was no such section before
     check_structure(cfg)
     check_no_passwords(cfg)
     check_options(cfg)
@@ -199,6 +200,36 @@ def _check_override(option: str, cfg: Config) -> None:
     raise ValueError(
         f'--cfg-options {option}: the config has no {top!r}{did_you_mean(top, TOP_LEVEL, 3)}'
     )
+
+
+def _with_whole_list(cfg: Config, option: str, value: Any) -> Tuple[str, Any]:
+    """Return an option of the command line, with the whole list if it replaces an element.
+
+    MMEngine merges a dict into an element that is a dict, and nothing else.
+
+    Raises:
+        ValueError: the option names no element of a list.
+    """
+    node: Any = cfg._cfg_dict
+    names = option.split('.')
+    for i, name in enumerate(names):
+        if not isinstance(node, (list, tuple)):
+            node = node.get(name) if isinstance(node, dict) else None
+            continue
+        place, is_last = '.'.join(names[:i]), i + 1 == len(names)
+        if not name.isdecimal() or int(name) >= len(node) or (isinstance(node, tuple) > is_last):
+            raise ValueError(
+                f'--cfg-options {option}: {place} is a {type(node).__name__} of {len(node)} '
+                f'elements: name one by its number from 0, as in {place}.0, or give all of them'
+            )
+        old = node[int(name)]
+        merges = isinstance(value, dict) and isinstance(old, dict) and not value.get('_delete_')
+        if is_last and not merges:
+            value = ConfigDict(value) if isinstance(value, dict) else value
+            new = [value if j == int(name) else each for j, each in enumerate(node)]
+            return place, type(node)(new)
+        node = old
+    return option, value
 
 
 def check_structure(cfg: Config) -> None:

@@ -108,6 +108,18 @@ def test_errors_are_shown(predictor, tmp_path):
         call('seg', str(tmp_path / 'broken.png'), 0.3)
 
 
+def test_a_picture_of_16_bits_reaches_the_model_as_it_is(predictor, tmp_path):
+    gradio = pytest.importorskip(
+        'gradio', reason="gradio is not installed: pip install 'gradio>=6'"
+    )
+    path = str(tmp_path / 'a.png')
+    cv2.imwrite(path, IMAGE[..., 0].astype(np.uint16) * 257)
+    page = build_page(Callbacks(dict(seg=predictor('seg'))))
+    (image,) = (x for x in page.blocks.values() if getattr(x, 'elem_id', None) == 'image')
+    found = image.preprocess(gradio.data_classes.ImageData(path=path))
+    assert np.array_equal(cv2.imread(found, cv2.IMREAD_UNCHANGED) // 257, IMAGE[..., 0])
+
+
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_the_server(root, files, tmp_path, number, code):
     """It serves the page, and leaves no uploads."""

@@ -115,11 +115,53 @@ def test_numbers_in_quotes(root, option, value):
         ('seg', {'model.type': 'EncoderDecodr'}, r'model.type .*; did you mean EncoderDecoder\?$'),
         ('det', {'model.backbone.type': 'ravltt'}, r'model.backbone.type .* mean RAVLT\?$'),
         ('cls', {'custom_hooks': [dict(type='EMAHok')]}, r'hooks\[0\].type .* mean EMAHook\?$'),
+        ('seg', {'param_scheduler.0': dict(type='PolyLR')},
+         r"replace it: param_scheduler.0=dict\(_delete_=True, type='PolyLR', ...\)"),
     ],
 )  # fmt: skip
 def test_values_that_fail_later(root, task, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         load_config(str(root / CONFIGS[task]), options)
+
+
+@pytest.mark.parametrize(
+    'option, value, expected',
+    [
+        ('model.backbone.attn_cfg.1', 'MALA', ['RALA', 'MALA']),
+        ('model.backbone.attn_cfg.0', dict(type='MALA'), [dict(type='MALA'), 'RALA']),
+        ('train_dataloader.dataset.pipeline.1', None, None),
+        ('param_scheduler.0', dict(_delete_=True, type='ConstantLR'), [dict(type='ConstantLR')]),
+    ],
+)
+def test_an_element_of_a_list_is_replaced(root, option, value, expected):
+    place = option.rpartition('.')[0]
+    first = {'model.backbone.attn_cfg': ['RALA', 'RALA']}
+    before = load_config(str(root / CONFIGS['seg']), first)
+    cfg = load_config(str(root / CONFIGS['seg']), {**first, option: value})
+    if expected is None:
+        expected = [*before.train_dataloader.dataset.pipeline]
+        expected[1] = None
+    found = cfg
+    for name in place.split('.'):
+        found = found[name]
+    assert found == expected
+    assert cfg.val_dataloader == before.val_dataloader
+
+
+def test_the_list_of_another_section_stays(root):
+    option = 'val_dataloader.dataset.pipeline.0'
+    value = dict(_delete_=True, type='LoadImageFromFile', to_float32=True)
+    cfg = load_config(str(root / CONFIGS['seg']), {option: value})
+    ours, theirs = (cfg[f'{s}_dataloader'].dataset.pipeline for s in ('val', 'test'))
+    assert ours[0] == dict(type='LoadImageFromFile', to_float32=True)
+    assert theirs[0] == dict(type='LoadImageFromFile') and ours[1:] == theirs[1:]
+
+
+@pytest.mark.parametrize('option', ['param_scheduler.end', 'param_scheduler.9.end'])
+def test_what_is_no_element_of_a_list(root, option):
+    message = 'param_scheduler is a list of 1 elements: name one by its number from 0, as in'
+    with pytest.raises(ValueError, match=f'--cfg-options {option}: {message}'):
+        load_config(str(root / CONFIGS['seg']), {option: 3})
 
 
 def test_init_cfg_with_an_override(root):

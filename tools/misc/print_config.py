@@ -3,16 +3,14 @@
 
 import argparse
 
-from mmengine.config import DictAction
-
 from mmlinattn.engine.config import load_config
-from mmlinattn.utils.command_line import errors_in_one_line
+from mmlinattn.utils.command_line import Overrides, errors_in_one_line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
+    parser.add_argument('--cfg-options', nargs='+', action=Overrides, metavar='KEY=VALUE')
     args = parser.parse_args()
     with errors_in_one_line():
         print(load_config(args.config, args.cfg_options).pretty_text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Dict, Optional
 
 import yaml
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from torch import Tensor
 
 from mmlinattn.checkpoints import (
@@ -29,7 +29,7 @@ from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
 from mmlinattn.engine.config_files import package_configs
 from mmlinattn.utils import check_writable, write_text
-from mmlinattn.utils.command_line import errors_in_one_line
+from mmlinattn.utils.command_line import Overrides, errors_in_one_line
 from mmlinattn.utils.suggest import shorten
 
 TASKS = {
@@ -50,7 +50,7 @@ def parse_args() -> argparse.Namespace:
     add('--dataset', metavar='TEXT', help='name of the test data in the entry; default: its class')
     add('--license', metavar='TEXT', help='terms of the weights; the data may have terms, too')
     add('--force', action='store_true', help='replace the model of this name in DIR')
-    add('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE')
+    add('--cfg-options', nargs='+', action=Overrides, metavar='KEY=VALUE')
     return parser.parse_args()
 
 

@@ -194,7 +194,9 @@ def _check_unknown(
     replaced = ''
     if is_complete and 'type' in node:
         kind = node['type'] if isinstance(node['type'], str) else type_name(node)
-        replacement = f"{key_of(place)}=dict(_delete_=True, type='{kind}', ...)"
+        # An element of a list is replaced by an option of the command line alone.
+        name = re.sub(r'\[(\d+)\]$', r'.\1', place) if place.endswith(']') else key_of(place)
+        replacement = f"{name}=dict(_delete_=True, type='{kind}', ...)"
         replaced = f' (if from a base config, replace it: {replacement})'
         if len(unknown) > 1:
             raise TypeError(

@@ -72,22 +72,24 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         inner = unwrapped(model)
         names = getattr(inner, 'amp_parts', ('backbone', 'neck'))
-        parts = [part for name, part in inner.named_modules() if name in names]
+        methods = [(part, 'forward') for name, part in inner.named_modules() if name in names]
+        if not hasattr(inner, 'amp_parts') and hasattr(inner, 'extract_feat'):
+            methods.append((inner, 'extract_feat'))  # EoMT calls the layers of its backbone there
         with OptimWrapper.optim_context(self, model), ExitStack() as stack:
-            for part in parts:
-                stack.enter_context(_autocast(part, self.cast_dtype))
+            for part, name in methods:
+                stack.enter_context(_autocast(part, name, self.cast_dtype))
             yield
 
 
-def _autocast(module: nn.Module, dtype: torch.dtype) -> ContextManager[None]:
-    forward = module.forward
+def _autocast(module: nn.Module, name: str, dtype: torch.dtype) -> ContextManager[None]:
+    method = getattr(module, name)
 
-    @wraps(forward)
+    @wraps(method)
     def wrapped(*args, **kwargs):
         with torch.autocast('cpu', dtype=dtype):
-            return _to_float32(forward(*args, **kwargs))
+            return _to_float32(method(*args, **kwargs))
 
-    return method_replaced(module, 'forward', wrapped)
+    return method_replaced(module, name, wrapped)
 
 
 def _to_float32(value: Any) -> Any:

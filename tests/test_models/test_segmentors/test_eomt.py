@@ -11,6 +11,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
+from mmlinattn.engine import CPUAmpOptimWrapper
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.segmentors import EoMT, EoMTHead
 
@@ -95,6 +96,19 @@ def test_every_parameter_learns_and_every_pixel_has_a_class():
     assert [name for name, value in model.named_parameters() if value.equal(before[name])] == []
     results = model.eval().predict(images, samples)
     assert results[0].pred_sem_seg.shape == SIZE and results[0].seg_logits.data.shape == (3, *SIZE)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_mixed_precision_on_a_cpu(dtype):
+    """The layers of the backbone run in it, though its forward is not called."""
+    model, types = build(), []
+    wrapper = CPUAmpOptimWrapper(dtype, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for layer in model.backbone.layers:
+        layer.ffn.register_forward_hook(lambda module, args, out: types.append(out.dtype))
+    with wrapper.optim_context(model):
+        outs = model.extract_feat(torch.randn(2, 3, *SIZE))
+    assert types == [getattr(torch, dtype)] * 4
+    assert {x.dtype for pair in outs for x in pair} == {torch.float32}  # for the head
 
 
 @pytest.mark.parametrize('mode', ['whole', 'slide'])
