@@ -126,13 +126,19 @@ def build_page(callbacks: Callbacks, examples: Sequence[Path] = ()) -> 'gradio.B
                 if examples:
                     gr.Examples([str(path) for path in examples], image, label='examples')
             with gr.Column():
-                drawn = gr.Image(label='prediction', interactive=False, elem_id='prediction')
+                # WebP, the default, loses colours and ends at 16383 pixels.
+                drawn = gr.Image(
+                    label='prediction', interactive=False, elem_id='prediction', format='png'
+                )
                 score = gr.Slider(0, 1, 0.3, step=0.05, label='least score of objects')
                 summary = gr.Markdown(elem_id='summary')
                 table = gr.Dataframe(label='found', interactive=False, elem_id='found')
             with gr.Column():
                 attention = gr.Image(
-                    label='attention of the marked token', interactive=False, elem_id='attention'
+                    label='attention of the marked token',
+                    interactive=False,
+                    format='png',
+                    elem_id='attention',
                 )
                 layer = gr.Dropdown(callbacks.layers(names[0]), label='layer', elem_id='layer')
                 text = gr.Markdown(elem_id='text')

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import socket
 from pathlib import Path
 from typing import List, Optional
 
@@ -23,10 +24,26 @@ def examples_of(folder: Optional[Path]) -> List[Path]:
     return found
 
 
+def check_address(host: str, port: Optional[int]) -> None:
+    """Raise OSError if nothing can listen at an address; ``port`` None stands for any.
+
+    Gradio would go on to the next port, 100 times.
+    """
+    try:
+        *kind, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(*kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        cure = ': set another --port' if port else ''
+        raise OSError(f'--host {host} --port {port or "unset"}: {error.strerror}{cure}') from error
+
+
 def main(args: argparse.Namespace) -> int:
     if importlib.util.find_spec('gradio') is None:
         raise ModuleNotFoundError("the page needs the package gradio: pip install 'gradio>=6'")
     examples = examples_of(args.images)
+    check_address(args.host, args.port)
     files = list(zip(args.models[::2], args.models[1::2])) or package_models()
     serve(load_models(files, check_device(args.device)), examples, args.host, args.port)
     return 0

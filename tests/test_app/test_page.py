@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -82,12 +83,21 @@ def test_models_of_the_same_name_and_of_the_package(files):
         (['--images', 'none'], "--images 'none' has no images"),
         (['x.py'], "each CONFIG needs its CHECKPOINT; 'x.py' has none"),
         (['x.py', 'x.pth', '--port', '70000'], '--port must be 1 to 65535, got 70000'),
+        (['x.py', 'x.pth', '--host', '192.0.2.1'], '--host 192.0.2.1 --port unset: Cannot assign'),
     ],
 )
 def test_what_is_not_there(monkeypatch, tmp_path, error_of, argv, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: name)
     assert message in error_of(program.main, ['app', *argv])
+
+
+def test_a_taken_port(monkeypatch, error_of):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: name)
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = str(server.getsockname()[1])
+        error = error_of(program.main, ['app', 'x.py', 'x.pth', '--port', port])
+    assert f'--host 127.0.0.1 --port {port}: Address already in use: set another --port' in error
 
 
 def test_without_gradio(monkeypatch, error_of):
