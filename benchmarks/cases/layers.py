@@ -107,11 +107,11 @@ def _denoising_mask(setup: Setup) -> Baselines:
         return Baseline(partial(layer, x, **options), (x,), tuple(layer.parameters()), same=False)
 
     dims, heads = setup.embed_dims, setup.heads
-    linear = LinearCrossAttention(dims, heads, attn_cfg='RALA')
+    linear = LinearCrossAttention(dims, heads)
     return {
-        f'RALA, {QUERY_GROUPS} groups': baseline(linear, attn_mask=mask),
+        f'MALA, {QUERY_GROUPS} groups': baseline(linear, attn_mask=mask),
         f"mmcv's MultiheadAttention, {QUERY_GROUPS} groups": baseline(
             MultiheadAttention(dims, heads, batch_first=True), attn_mask=mask
         ),
-        'RALA without a mask': baseline(linear),
+        'MALA without a mask': baseline(linear),
     }

@@ -112,7 +112,7 @@ class DETRWithAttention(_TypedAttention, DETR):
         model = dict(
             type='DETRWithAttention',
             encoder=dict(
-                layer_cfg=dict(self_attn_cfg=dict(type='LinearCrossAttention', attn_cfg='RALA'))
+                layer_cfg=dict(self_attn_cfg=dict(type='LinearCrossAttention', attn_cfg='MALA'))
             ),
         )
     """

@@ -88,7 +88,7 @@ class SMCADecoderLayer(BaseModule):
         dynamic_scale: ``'type1'`` to ``'type3'``, see :func:`gaussian_map`.
         smooth: see :func:`gaussian_map`.
         cross_attn_cfg: config of another cross-attention, such as
-            ``dict(type='LinearCrossAttention', attn_cfg='RALA')``, see
+            ``dict(type='LinearCrossAttention', attn_cfg='MALA')``, see
             :func:`build_detr_attention`; no modulation map, since linear attention has no logits
             to add it to. None for the modulated one.
 
@@ -131,7 +131,7 @@ class SMCADecoderLayer(BaseModule):
             except TypeError as error:
                 raise TypeError(
                     "cross_attn_cfg must have the arguments of mmcv's MultiheadAttention, as "
-                    "dict(type='LinearCrossAttention', attn_cfg='RALA') has, "
+                    "dict(type='LinearCrossAttention', attn_cfg='MALA') has, "
                     f'got {cross_attn_cfg!r} ({error})'
                 ) from error
         self.ffn = DETRFFN(embed_dims, feedforward_channels, ffn_drop=dropout)

@@ -17,12 +17,12 @@ from mmlinattn.visualization.attention_maps import record
 from tests.sizes import size
 
 C, HEADS = 32, 4
-LINEAR = dict(type='LinearCrossAttention', attn_cfg='RALA')
+LINEAR = dict(type='LinearCrossAttention', attn_cfg='MALA')
 CONFIGS = {
-    'smca-rala': 'decoder.layers.{}.cross_attn',
-    'dino-rala': 'decoder.layers.{}.self_attn',
-    'mask2former-rala': 'panoptic_head.transformer_decoder.layers.{}.self_attn',
-    'mask2former-rala-unmasked': 'panoptic_head.transformer_decoder.layers.{}.cross_attn',
+    'smca-mala': 'decoder.layers.{}.cross_attn',
+    'dino-mala': 'decoder.layers.{}.self_attn',
+    'mask2former-mala': 'panoptic_head.transformer_decoder.layers.{}.self_attn',
+    'mask2former-mala-unmasked': 'panoptic_head.transformer_decoder.layers.{}.cross_attn',
 }
 
 
@@ -93,7 +93,7 @@ def test_only_an_attention_with_a_type_changes(root):
 
 
 @pytest.mark.parametrize('attn_cfg', ['RWGKA', 'LinearAttention', 'PolaFormerAttention'])
-@pytest.mark.parametrize('name', ['dino-rala', 'mask2former-rala'])
+@pytest.mark.parametrize('name', ['dino-mala', 'mask2former-mala'])
 def test_initial_weights_of_attentions(root, name, attn_cfg):
     """MMDetection's Xavier distribution of all matrices is that of projections alone."""
     cfg = Config.fromfile(root / f'configs/linear_decoders/{name}_nano_shapes.py')
@@ -126,7 +126,7 @@ def test_encoder_and_decoder_of_detr():
     assert type(detr.decoder.layers[0].cross_attn) is LinearCrossAttention
 
 
-@pytest.mark.parametrize('name', ['smca-rala', 'dino-rala'])
+@pytest.mark.parametrize('name', ['smca-mala', 'dino-mala'])
 def test_queries_of_a_decoder_have_no_view(root, shapes_root, name):
     model, _ = load(root, shapes_root, name)
     assert not [name for name in attention_layers(model) if 'decoder' in name]

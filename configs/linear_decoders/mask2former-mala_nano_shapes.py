@@ -1,7 +1,7 @@
 _base_ = './mask2former_nano_shapes.py'
 
 # Self-attention only: no linear attention can express the masks of the cross-attention.
-attention = dict(type='LinearCrossAttention', attn_cfg='RALA')
+attention = dict(type='LinearCrossAttention', attn_cfg='MALA')
 model = dict(
     panoptic_head=dict(
         type='Mask2FormerHeadWithAttention',
