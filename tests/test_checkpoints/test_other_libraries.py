@@ -222,6 +222,13 @@ def test_the_wrong_source_is_named(name, source):
         convert(weights, source='vit')
 
 
+def test_a_perception_encoder_is_refused():
+    theirs = {name: torch.zeros(1, 1, 8) for name in ('norm_pre.weight', 'attn_pool.latent')}
+    for source in ('clip', 'siglip'):
+        with pytest.raises(CheckpointError, match='of a Perception Encoder, whose rotary'):
+            convert(theirs, source=source)
+
+
 # Outputs
 
 

@@ -6,6 +6,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
+from ..errors import CheckpointError
 from .key_mapping import Converted, KeyRule, fuse, rename
 from .vit import LAYER, NAMES, POSITIONS, convert_positions
 
@@ -60,9 +61,15 @@ def convert_clip(state_dict: Mapping[str, Tensor]) -> Converted:
     Text tower, projections and the attention pool of SigLIP are omitted.
 
     Raises:
-        CheckpointError: see :func:`rename`; also for a name with and without ``visual.trunk.``.
+        CheckpointError: see :func:`rename`; also for a name with and without ``visual.trunk.``,
+            and for a Perception Encoder, whose rotary position has no weights.
     """
     parts = tuple(f'self_attn.{name}_proj' for name in 'qkv')
     named, _ = rename(state_dict, [TRUNK])
     tensors, left_out = rename(fuse(named, parts, 'self_attn.in_proj'), CLIP)
+    if any(name.startswith('attn_pool.') for name in named) and 'norm_pre.weight' in named:
+        raise CheckpointError(
+            'norm_pre and attn_pool together are of a Perception Encoder, whose rotary position '
+            'is not supported'
+        )
     return convert_positions(tensors), left_out

@@ -23,7 +23,7 @@ from ...utils.suggest import shorten
 # Instructions for a missing data set, by the data_root of its configs.
 DATA_HINTS = {
     'data/shapes': 'make it with: mmlinattn shapes {root}',
-    'data/moving_shapes': 'make it with: python tools/dataset_converters/moving_shapes.py {root}',
+    'data/moving_shapes': 'make it with: python -m mmlinattn.projects.video.moving_shapes {root}',
     'data/kinetics400': 'see configs/timesformer/README.md#videos-and-lists',
     'data/sthv2': 'see configs/timesformer/README.md#videos-and-lists',
     'data/celebahq': 'see configs/vqgan/README.md#data',

@@ -4,7 +4,7 @@ A light shape goes twice around the centre of a dark picture by quarter turns, c
 anticlockwise each time. It takes the same places in every class, so no single frame and no
 unordered set of frames tells the class::
 
-    python tools/dataset_converters/moving_shapes.py data/moving_shapes
+    python -m mmlinattn.projects.video.moving_shapes data/moving_shapes
 
 The root contains::
 
@@ -12,6 +12,7 @@ The root contains::
     moving_shapes.json
 """
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 
 from ...datasets.shapes.draw import OUTLINES, covered_area
 from ...utils import check_integer, staged_folder, write_json
+from ...utils.command_line import errors_in_one_line
 from .pyav import write_video
 
 CLASSES = (
@@ -145,3 +147,25 @@ def _check_same(root: Path, parameters: dict) -> None:
     if found != parameters:
         what = 'no Moving Shapes set' if found is None else f'a set with other parameters, {found}'
         raise FileExistsError(f'{root} exists and is {what}: choose another folder or remove it')
+
+
+def main() -> None:
+    """Write the videos as the arguments of the command say."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add('root', nargs='?', default='data/moving_shapes', help='folder to create (%(default)s)')
+    add('--num-train', type=int, default=800, help='number of training videos (%(default)s)')
+    add('--num-val', type=int, default=200, help='number of validation videos (%(default)s)')
+    add('--size', type=int, default=32, help='side of the frames in pixels, even (%(default)s)')
+    add('--num-frames', type=int, default=16, help='frames, a multiple of 8 (%(default)s)')
+    add('--seed', type=int, default=0, help='seed of all randomness (%(default)s)')
+    args = parser.parse_args()
+    with errors_in_one_line():
+        root = generate_videos(**vars(args))
+    print(f'videos are in {root}')
+
+
+if __name__ == '__main__':
+    main()

@@ -292,8 +292,8 @@ def test_moving_shapes_are_written_once(tmp_path, root, capfd):
     pytest.importorskip('av', **NEEDS_AV)
 
     def run(*arguments):
-        script = root / 'tools/dataset_converters/moving_shapes.py'
-        return subprocess.run([sys.executable, str(script), *map(str, arguments)]).returncode
+        command = [sys.executable, '-m', 'mmlinattn.projects.video.moving_shapes']
+        return subprocess.run([*command, *map(str, arguments)], cwd=root).returncode
 
     folder = tmp_path / 'moving'
     options = ['--num-train', '4', '--num-val', '4', '--num-frames', '8']
