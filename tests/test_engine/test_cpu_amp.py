@@ -1,6 +1,7 @@
 """Mixed precision on the CPU: autocast in parts of a model, and the scale of a float16 loss."""
 
 import copy
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -58,6 +59,30 @@ def test_steps_are_those_of_torch(dtype, scale):
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
     assert not torch.equal(model.head.weight, start.head.weight)
     assert {*model.types} == {torch.float32}  # the head gets float32
+
+
+class Features(NamedTuple):
+    maps: dict
+    sizes: torch.Tensor
+
+
+def test_features_of_any_structure():
+    """Autocast also where a model calls parts of its backbone; the head gets float32."""
+
+    class Other(Model):
+        def extract_feat(self, x):
+            return Features(dict(found=[self.head(x)]), torch.tensor([x.shape[0]]))
+
+    model = Other()
+    wrapper = CPUAmpOptimWrapper(optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    x = torch.randn(2, 8)
+    with wrapper.optim_context(model):
+        found = model.extract_feat(x)
+    assert found.sizes.tolist() == [2] and found.sizes.dtype == torch.int64
+    with torch.autocast('cpu', torch.bfloat16):
+        expected = model.head(x)
+    assert expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found.maps['found'][0], expected.float(), rtol=0, atol=0)
 
 
 def test_the_scale_is_resumed():

@@ -8,6 +8,7 @@ import torch
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ...models.layers.attend_calls import method_replaced
 from ..model import unwrapped
@@ -87,12 +88,11 @@ def _autocast(module: nn.Module, name: str, dtype: torch.dtype) -> ContextManage
     @wraps(method)
     def wrapped(*args, **kwargs):
         with torch.autocast('cpu', dtype=dtype):
-            return _to_float32(method(*args, **kwargs))
+            return tree_map(_to_float32, method(*args, **kwargs))
 
     return method_replaced(module, name, wrapped)
 
 
 def _to_float32(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float()
-    return type(value)(map(_to_float32, value)) if isinstance(value, (list, tuple)) else value
+    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
