@@ -93,7 +93,7 @@ class BoundaryIoUMetric(BaseMetric):
         for sample in data_samples:
             # Predictions of a single sigmoid output are floats.
             pred, true = (
-                sample[key]['data'].squeeze().long().cpu().numpy()
+                sample[key]['data'].reshape(sample[key]['data'].shape[-2:]).long().cpu().numpy()
                 for key in ('pred_sem_seg', 'gt_sem_seg')
             )
             ignored = true == self.ignore_index

@@ -101,6 +101,15 @@ def test_types_of_predictions(kind):
     assert score([(beyond.astype(kind), true)], two) == score([(pred, true)], two)
 
 
+@pytest.mark.parametrize('shape', [(1, 5), (5, 1), (1, 1)])
+def test_an_image_of_one_pixel_on_a_side(shape):
+    true = np.zeros(shape, int)
+    pred = true.copy()
+    pred.flat[0] = 1
+    expected = 100 * (true.size - 1) / true.size / 2  # of sky and road
+    assert score([(pred, true)])['boundary/mIoU'] == pytest.approx(expected)
+
+
 def test_an_outline_counts_more_than_an_area():
     """A square of 20 pixels, one pixel too small on all sides, at a distance of one pixel."""
     true, pred = np.zeros(SHAPE, int), np.zeros(SHAPE, int)
