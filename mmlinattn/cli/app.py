@@ -1,6 +1,7 @@
 """Serve a web page with predictions and attention maps of images."""
 
 import argparse
+import errno
 import importlib.util
 import socket
 from pathlib import Path
@@ -25,17 +26,24 @@ def examples_of(folder: Optional[Path]) -> List[Path]:
 
 
 def check_address(host: str, port: Optional[int]) -> None:
-    """Raise OSError if nothing can listen at an address; ``port`` None stands for any.
+    """Raise an error if nothing can listen at an address; ``port`` None stands for any.
 
     Gradio would go on to the next port, 100 times.
+
+    Raises:
+        ValueError: an IPv6 address has no brackets, which gradio needs.
+        OSError: the host is not this machine, or the port is taken.
     """
+    if ':' in host and not host.startswith('['):
+        raise ValueError(f'--host must have an IPv6 address in brackets: [{host}]')
     try:
-        *kind, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host.strip('[]'), port or 0, type=socket.SOCK_STREAM)
+        *kind, _, address = found[0]
         with socket.socket(*kind) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
-        cure = ': set another --port' if port else ''
+        cure = ': set another --port' if error.errno == errno.EADDRINUSE else ''
         raise OSError(f'--host {host} --port {port or "unset"}: {error.strerror}{cure}') from error
 
 

@@ -79,8 +79,7 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
         _check_override(option, cfg)
     if cfg_options:
         before = _annotation_files(cfg)
-        for option, value in cfg_options.items():
-            cfg.merge_from_dict(dict([_with_whole_list(cfg, option, value)]))
+        _merge(cfg, cfg_options)
         if any(option.split('.')[0] == 'custom_imports' for option in cfg_options):
             _import_custom(cfg.custom_imports, path)  # MMEngine imports those of the file alone
         for split, path in _annotation_files(cfg).items():
@@ -202,6 +201,17 @@ def _check_override(option: str, cfg: Config) -> None:
     )
 
 
+def _merge(cfg: Config, options: Dict[str, Any]) -> None:
+    """Merge options of the command line as MMEngine does, then those that name list elements."""
+    of_elements = [name for name in options if any(map(str.isdecimal, name.split('.')))]
+    rest = {name: value for name, value in options.items() if name not in of_elements}
+    for name, value in rest.items():
+        _with_whole_list(cfg, name, value)
+    cfg.merge_from_dict(rest)
+    for name in of_elements:
+        cfg.merge_from_dict(dict([_with_whole_list(cfg, name, options[name])]))
+
+
 def _with_whole_list(cfg: Config, option: str, value: Any) -> Tuple[str, Any]:
     """Return an option of the command line, with the whole list if it replaces an element.
 
@@ -217,10 +227,14 @@ def _with_whole_list(cfg: Config, option: str, value: Any) -> Tuple[str, Any]:
             node = node.get(name) if isinstance(node, dict) else None
             continue
         place, is_last = '.'.join(names[:i]), i + 1 == len(names)
-        if not name.isdecimal() or int(name) >= len(node) or (isinstance(node, tuple) > is_last):
+        what = f'--cfg-options {option}: {place} is a {type(node).__name__} of {len(node)} elements'
+        if not name.isdecimal() or int(name) >= len(node):
             raise ValueError(
-                f'--cfg-options {option}: {place} is a {type(node).__name__} of {len(node)} '
-                f'elements: name one by its number from 0, as in {place}.0, or give all of them'
+                f'{what}: name one by its number from 0, as in {place}.0, or give all of them'
+            )
+        if names[i + 1 :] == ['_delete_'] or (isinstance(node, tuple) and not is_last):
+            raise ValueError(
+                f'{what}: give the whole element, {place}.{name}=dict(_delete_=True, ...)'
             )
         old = node[int(name)]
         merges = isinstance(value, dict) and isinstance(old, dict) and not value.get('_delete_')

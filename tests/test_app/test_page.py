@@ -84,6 +84,8 @@ def test_models_of_the_same_name_and_of_the_package(files):
         (['x.py'], "each CONFIG needs its CHECKPOINT; 'x.py' has none"),
         (['x.py', 'x.pth', '--port', '70000'], '--port must be 1 to 65535, got 70000'),
         (['x.py', 'x.pth', '--host', '192.0.2.1'], '--host 192.0.2.1 --port unset: Cannot assign'),
+        (['x.py', 'x.pth', '--host', '::1'], '--host must have an IPv6 address in brackets: [::1]'),
+        (['x.py', 'x.pth', '--host', '[::1]'], "config 'x.py' does not exist"),
     ],
 )
 def test_what_is_not_there(monkeypatch, tmp_path, error_of, argv, message):

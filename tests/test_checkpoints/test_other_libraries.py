@@ -222,8 +222,9 @@ def test_the_wrong_source_is_named(name, source):
         convert(weights, source='vit')
 
 
-def test_a_perception_encoder_is_refused():
-    theirs = {name: torch.zeros(1, 1, 8) for name in ('norm_pre.weight', 'attn_pool.latent')}
+@pytest.mark.parametrize('names', [['norm.weight', 'attn_pool.latent'], ['pos_embed']])
+def test_a_perception_encoder_is_refused(names):
+    theirs = {name: torch.zeros(1, 1, 8) for name in ('norm_pre.weight', *names)}
     for source in ('clip', 'siglip'):
         with pytest.raises(CheckpointError, match='of a Perception Encoder, whose rotary'):
             convert(theirs, source=source)

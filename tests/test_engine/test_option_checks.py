@@ -157,6 +157,17 @@ def test_the_list_of_another_section_stays(root):
     assert theirs[0] == dict(type='LoadImageFromFile') and ours[1:] == theirs[1:]
 
 
+def test_delete_as_an_option_of_its_own(root):
+    options = {
+        'model.backbone.type': 'ResNet', 'model.backbone.depth': 18,
+        'model.backbone._delete_': True,
+    }  # fmt: skip
+    cfg = load_config(str(root / CONFIGS['seg']), options)
+    assert cfg.model.backbone == dict(type='ResNet', depth=18)
+    with pytest.raises(ValueError, match='give the whole element, param_scheduler.0=dict'):
+        load_config(str(root / CONFIGS['seg']), {'param_scheduler.0._delete_': True})
+
+
 @pytest.mark.parametrize('option', ['param_scheduler.end', 'param_scheduler.9.end'])
 def test_what_is_no_element_of_a_list(root, option):
     message = 'param_scheduler is a list of 1 elements: name one by its number from 0, as in'

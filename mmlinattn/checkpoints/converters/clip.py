@@ -67,9 +67,11 @@ def convert_clip(state_dict: Mapping[str, Tensor]) -> Converted:
     parts = tuple(f'self_attn.{name}_proj' for name in 'qkv')
     named, _ = rename(state_dict, [TRUNK])
     tensors, left_out = rename(fuse(named, parts, 'self_attn.in_proj'), CLIP)
-    if any(name.startswith('attn_pool.') for name in named) and 'norm_pre.weight' in named:
+    has_pool = any(name.startswith('attn_pool.') for name in named)
+    has_no_norm = 'pos_embed' in named and 'norm.weight' not in named
+    if 'norm_pre.weight' in named and (has_pool or has_no_norm):
         raise CheckpointError(
-            'norm_pre and attn_pool together are of a Perception Encoder, whose rotary position '
-            'is not supported'
+            'norm_pre with attn_pool, or without a last norm, is of a Perception Encoder, whose '
+            'rotary position is not supported'
         )
     return convert_positions(tensors), left_out

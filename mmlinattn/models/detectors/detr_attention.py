@@ -62,7 +62,7 @@ def _set_attentions(coder: Any, typed: Dict[str, dict]) -> None:
 
 @contextmanager
 def _keeping_own_parameters(*coders: nn.Module) -> Iterator[None]:
-    """Keep all parameters of attentions but projections, while MMDetection initialises matrices.
+    """Keep the matrices of each ``BaseAttention`` but projections, while MMDetection initialises.
 
     Its Xavier distribution would change anchors and feature maps as well.
     """
@@ -70,7 +70,7 @@ def _keeping_own_parameters(*coders: nn.Module) -> Iterator[None]:
         (parameter, parameter.detach().clone())
         for coder in coders for attn in coder.modules() if isinstance(attn, BaseAttention)
         for name, parameter in attn.named_parameters()
-        if name.partition('.')[0] not in attn.projections
+        if parameter.dim() > 1 and name.partition('.')[0] not in attn.projections
     ]  # fmt: skip
     yield
     with torch.no_grad():
@@ -92,7 +92,7 @@ class _TypedAttention:
         _set_attentions(self.decoder, in_decoder)
 
     def init_weights(self) -> None:
-        """Initialise as MMDetection; of attentions with a ``type`` only their projections."""
+        """Initialise as MMDetection; of attentions of this package only their projections."""
         with _keeping_own_parameters(self.encoder, self.decoder):
             super().init_weights()  # type: ignore[misc]
 
@@ -156,6 +156,6 @@ class Mask2FormerHeadWithAttention(Mask2FormerHead):
         _set_attentions(self.transformer_decoder, typed)
 
     def init_weights(self) -> None:
-        """Initialise as MMDetection; of attentions with a ``type`` only their projections."""
+        """Initialise as MMDetection; of attentions of this package only their projections."""
         with _keeping_own_parameters(self.transformer_decoder):
             super().init_weights()
