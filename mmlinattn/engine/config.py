@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Tuple
 
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.hooks import Hook
 from mmengine.registry import init_default_scope
@@ -239,7 +239,6 @@ def _with_whole_list(cfg: Config, option: str, value: Any) -> Tuple[str, Any]:
         old = node[int(name)]
         merges = isinstance(value, dict) and isinstance(old, dict) and not value.get('_delete_')
         if is_last and not merges:
-            value = ConfigDict(value) if isinstance(value, dict) else value
             new = [value if j == int(name) else each for j, each in enumerate(node)]
             return place, type(node)(new)
         node = old

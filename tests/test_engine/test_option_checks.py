@@ -146,6 +146,16 @@ def test_an_element_of_a_list_is_replaced(root, option, value, expected):
         found = found[name]
     assert found == expected
     assert cfg.val_dataloader == before.val_dataloader
+    assert isinstance(found, list) and all(not isinstance(x, dict) or x.type for x in found)
+
+
+def test_an_element_of_a_tuple_is_replaced(root):
+    name = 'model.backbone.attn_cfg'
+    options = {name: ('RALA', dict(type='RALA')), f'{name}.1': dict(_delete_=True, type='MALA')}
+    cfg = load_config(str(root / CONFIGS['seg']), options)
+    assert cfg.model.backbone.attn_cfg == ('RALA', dict(type='MALA'))
+    with pytest.raises(ValueError, match=r'a tuple of 2 elements: give the whole element, .*\.1='):
+        load_config(str(root / CONFIGS['seg']), {**options, f'{name}.1': 1, f'{name}.1.gate': None})
 
 
 def test_the_list_of_another_section_stays(root):
