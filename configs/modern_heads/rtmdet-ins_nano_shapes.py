@@ -12,3 +12,5 @@ model = dict(
     )
 )
 optim_wrapper = dict(paramwise_cfg=dict(bypass_duplicate=True))  # levels share convolutions
+# Without objects in a batch the loss does not depend on the kernels of masks.
+find_unused_parameters = True

@@ -35,3 +35,5 @@ switch = dict(switch, switch_epoch=max_epochs - stage2_epochs)
 custom_hooks = [ema, switch]
 # The images of a step; MMDetection's config has another schedule's 16 here.
 auto_scale_lr = dict(base_batch_size=128)
+# Without objects in a batch the loss does not depend on the kernels of masks.
+find_unused_parameters = True

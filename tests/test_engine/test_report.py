@@ -62,6 +62,17 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
     assert (rate.get_title(), scores.get_title()) == ('learning rate', 'mIoU')
 
 
+def test_losses_of_inner_layers_are_left_out():
+    names = [f'{part}loss_{kind}' for part in ('', 'd0.', 'd1.', 'd2.') for kind in 'abc']
+    for prefix in ('', 'decode.'):
+        training = {prefix + name: [(1.0, 2.0), (2.0, 1.0)] for name in names}
+        scores = {f'score_{i}': [(1.0, 0.5)] for i in range(12)}
+        axes = draw_curves({'loss': [(1.0, 2.0)], **training}, scores, 'epoch').axes
+        drawn = [line.get_label() for line in axes[0].lines]
+        assert drawn == ['loss', *(f'{prefix}loss_{kind}' for kind in 'abc')]
+        assert axes[1].get_title() == 'scores of the validation, the first 9 of 12'
+
+
 def test_ring_weights_are_drawn_by_layer():
     names = [f'ripple/{m}/{layer}' for m in ('js_fixed', 'js_uniform', 'entropy') for layer in 'ab']
     training = {name: [(1, i), (2, i + 0.5)] for i, name in enumerate(names)}

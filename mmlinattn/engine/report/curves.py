@@ -62,7 +62,7 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
     """Draw losses, scores and learning rate side by side; return None without losses."""
     parts = [name for name in training if 'loss' in name and name != 'loss']
     if len(parts) > MOST_LINES:  # those of the inner layers of a decoder
-        parts = [name for name in parts if name[:1] != 'd' or '.' not in name]
+        parts = [name for name in parts if not re.search(r'(^|\.)d\d+\.', name)]
     losses = [*filter(training.get, ['loss']), *(parts if len(parts) > 1 else ())]
     if not losses:
         return None
@@ -101,7 +101,10 @@ def draw_ring_weights(training: Curves, unit: str) -> Optional[Figure]:
 
 
 def _draw(axis: Axes, curves: Curves, names: Iterable[str], title: str, marker: str = '') -> None:
-    for name in [*names][:MOST_LINES]:
+    names = [*names]
+    if len(names) > MOST_LINES:
+        title += f', the first {MOST_LINES} of {len(names)}'
+    for name in names[:MOST_LINES]:
         total = name == 'loss'
         x, y = zip(*curves.get(name) or [(np.nan, np.nan)])
         axis.plot(

@@ -133,8 +133,9 @@ class PluginRunner(Runner):
             numbers = re.findall(r'\d+', text.rpartition('did not receive grad for rank')[2])
             raise InputError(
                 'find_unused_parameters of the config is False, but the loss does not depend on '
-                f'{shorten([names[int(number)] for number in numbers[1:]])}: let a head read all '
-                'outputs (out_indices, start_level, in_index), or set find_unused_parameters=True'
+                f'{shorten([names[int(number)] for number in numbers[1:]])}: set '
+                'find_unused_parameters=True (a batch without objects may need it), or let a head '
+                'read all outputs (out_indices, start_level, in_index)'
             ) from error
 
     def _maybe_compile(self, target: str) -> None:

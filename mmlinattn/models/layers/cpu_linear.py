@@ -95,7 +95,9 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
     if not _serves(x, weight, bias):
         return F.linear(x, weight, bias)
     if needs_gradient(x, weight, bias):
-        return _Linear.apply(x, weight, bias)
+        # The product of oneDNN is a view if x has more dimensions, and a view that a Function
+        # returns cannot be modified in place, as by nn.ReLU(inplace=True).
+        return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
     return _product(x, weight, bias)
 
 
@@ -133,14 +135,13 @@ class _Linear(torch.autograd.Function):
         dx = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             dx = onednn_linear(grad, weight.t())
-        rows, tokens = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.needs_input_grad[1]:
             # oneDNN copies the first factor: make it the narrower one. It reads a second factor
             # with wider strides hundreds of times more slowly: make it contiguous.
-            narrow = rows.shape[1] <= tokens.shape[1]
-            first, second = (rows, tokens) if narrow else (tokens, rows)
+            narrow = grad.shape[1] <= x.shape[1]
+            first, second = (grad, x) if narrow else (x, grad)
             d_weight = onednn_linear(first.t(), second.contiguous().t())
             d_weight = d_weight if narrow else d_weight.t()
         if ctx.needs_input_grad[2]:
-            d_bias = rows.sum(0)
+            d_bias = grad.sum(0)
         return dx, d_weight, d_bias

@@ -63,6 +63,21 @@ def test_outputs_and_gradients(by_onednn, case, with_bias):
     assert len(by_onednn) == 3
 
 
+@pytest.mark.parametrize('shape', [(64, 512), (2, 32, 512), (2, 4, 8, 512)])
+def test_an_output_may_be_modified_in_place(by_onednn, shape):
+    """As by the ReLU of Mask2Former's head."""
+    layer, x = nn.Linear(512, 512), torch.randn(shape, requires_grad=True)
+    out = cpu_linear.onednn_linear(x, layer.weight, layer.bias).relu_()
+    expected = F.linear(x, layer.weight, layer.bias).relu()
+    torch.testing.assert_close(out, expected)
+    weights = torch.randn_like(out)
+    ours, theirs = (
+        torch.autograd.grad((y * weights).sum(), (x, layer.weight, layer.bias))
+        for y in (out, expected)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize('outputs', [8, 40])
 def test_no_second_factor_is_a_part_of_wider_rows(by_onednn, monkeypatch, outputs):
     """oneDNN takes such a one number by number."""
