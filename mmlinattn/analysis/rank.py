@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -236,5 +237,5 @@ def _spectrum(name: str, values: List[Tensor], tolerance: float) -> Spectrum:
     return Spectrum(
         ranks=[rank for part in values for rank in numerical_rank(part, tolerance).tolist()],
         full=[part.shape[-1] for part in values for _ in part],
-        values=shares.median(0).values.tolist(),
+        values=np.median(shares.numpy(), 0).tolist(),
     )

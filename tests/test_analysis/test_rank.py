@@ -117,7 +117,7 @@ def test_images_of_different_sizes():
 
 def test_the_spectrum_is_the_median_over_heads_and_images():
     attn = build_attention('SoftmaxAttention', 16, 2)
-    images = [torch.randn(1, 16, *SHAPE, dtype=torch.float64) for _ in range(3)]
+    images = [torch.randn(1, 16, *SHAPE, dtype=torch.float64) for _ in range(4)]
     found = ranks_of(attn, *images).spectra['layer_output'].values
     outputs = torch.cat([Single(attn)(x) for x in images])
     values = np.linalg.svd(outputs.detach().numpy(), compute_uv=False)

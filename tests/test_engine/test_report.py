@@ -62,6 +62,15 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
     assert (rate.get_title(), scores.get_title()) == ('learning rate', 'mIoU')
 
 
+def test_the_last_iteration_of_a_part_is_drawn(tmp_path):
+    path = tmp_path / 'a' / 'vis_data' / 'scalars.json'
+    path.parent.mkdir(parents=True)
+    path.write_text('\n'.join(json.dumps(dict(loss=i, iter=i, step=i)) for i in (28, 29, 30)))
+    assert 29 / 7 * 7 > 29
+    training, _ = read_scalars(tmp_path, [('a', 0), ('b', 29)], 7)
+    assert training['loss'] == [(28 / 7, 28), (29 / 7, 29)]
+
+
 def test_losses_of_inner_layers_are_left_out():
     names = [f'{part}loss_{kind}' for part in ('', 'd0.', 'd1.', 'd2.') for kind in 'abc']
     for prefix in ('', 'decode.'):

@@ -13,6 +13,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import CheckpointHook
 from mmengine.model import BaseModel, BaseTTAModel
 from mmengine.runner import Runner
 from torch import nn
@@ -165,10 +166,36 @@ def test_a_wrapper_of_a_config_on_the_cpu(monkeypatch):
     monkeypatch.setattr(module, 'get_device', lambda: 'cpu')
     run = PluginRunner.__new__(PluginRunner)
     run.cfg = Config()
-    for cfg in (None, dict(type='MMDistributedDataParallel', static_graph=True), dict(type='Own')):
+    for cfg in (
+        None, dict(type='MMDistributedDataParallel', static_graph=True), dict(type='Own'),
+        dict(broadcast_buffers=False), dict(type='AlternatingDistributedDataParallel'),
+    ):  # fmt: skip
         run.wrap_model(cfg, nn.Linear(1, 1))
-    assert [cfg.get('device_ids', 'unset') for cfg in given] == [None, None, 'unset']
+    ids = [cfg.get('device_ids', 'unset') for cfg in given]
+    assert ids == [None, None, 'unset', None, None]
+    assert given[3]['type'] == 'MMDistributedDataParallel'
     assert given[1]['static_graph'] and not given[0]['find_unused_parameters']
+
+
+def test_the_best_checkpoint_of_a_copied_work_directory(tmp_path):
+    """MMEngine would remove that of the original after a better score."""
+    first, copy = tmp_path / 'first', tmp_path / 'copy'
+    first.mkdir(), copy.mkdir()
+    names = {'best_ckpt': 'a.pth', 'best_ckpt_x': 'b.pth', 'best_ckpt_y': None, 'other': 'c.pth'}
+    info = {key: name and str(first / name) for key, name in names.items()}
+    (copy / 'a.pth').touch()
+    runner = SimpleNamespace(
+        work_dir=str(copy), hooks=[CheckpointHook()], message_hub=SimpleNamespace(runtime_info=info)
+    )
+    module._find_best_checkpoints(runner)
+    kept = {'best_ckpt': str(copy / 'a.pth'), 'best_ckpt_y': None, 'other': str(first / 'c.pth')}
+    assert info == kept
+    info.update(best_ckpt=str(copy / 'removed.pth'))  # nothing to remove
+    module._find_best_checkpoints(runner)
+    assert info['best_ckpt'] == str(copy / 'removed.pth')
+    runner.hooks, info['best_ckpt'] = [CheckpointHook(out_dir='elsewhere')], 'elsewhere/copy/a.pth'
+    module._find_best_checkpoints(runner)
+    assert info['best_ckpt'] == 'elsewhere/copy/a.pth'
 
 
 def test_a_config_in_its_work_directory_is_kept(tmp_path):

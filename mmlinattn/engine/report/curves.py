@@ -49,7 +49,7 @@ def read_scalars(
                 # Of a training by iterations, ``step`` may be the epoch, which is 0.
                 curves, x = validation, max(line['step'], iteration / unit)
                 x = line['step'] if epoch_length else x
-            if x * unit > end:
+            if round(x * unit) > end:
                 break  # done again by the next part
             for name, value in line.items():
                 number = isinstance(value, (int, float)) and np.isfinite(value)

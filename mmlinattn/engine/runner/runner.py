@@ -16,13 +16,14 @@ from mmengine.dist import is_distributed
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, revert_sync_batchnorm
+from mmengine.registry import MODEL_WRAPPERS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ...checkpoints import CheckpointError
 from ...models.layers import optimize_for_cpu
-from ...utils import type_name
 from ...utils.errors import InputError
 from ...utils.messages import hide_on_console, known_messages_hidden, log_warning
 from ...utils.pretrained import SAFE, initial_weights_read_safely
@@ -156,6 +157,7 @@ class PluginRunner(Runner):
         with schedule_of_config(self):
             super().resume(*args, **kwargs)
             _check_optimizers(self)
+        _find_best_checkpoints(self)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, BaseLoop):
@@ -270,9 +272,29 @@ class PluginRunner(Runner):
                 find_unused_parameters=unused,
             )  # fmt: skip
             model_wrapper_cfg = dict(model_wrapper_cfg or default)
-            if type_name(model_wrapper_cfg) == 'MMDistributedDataParallel':
+            kind = model_wrapper_cfg.setdefault('type', default['type'])
+            kind = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+            if isinstance(kind, type) and issubclass(kind, DistributedDataParallel):
                 model_wrapper_cfg.setdefault('device_ids', None)  # else it selects a GPU
         return super().wrap_model(model_wrapper_cfg, model)
+
+
+def _find_best_checkpoints(runner: Runner) -> None:
+    """Name the best checkpoints in the work directory of a resumed training.
+
+    After a better score MMEngine removes the file that is named. In a copy of a work directory this
+    would be the file of the original.
+    """
+    moved = any(isinstance(h, CheckpointHook) and h.out_dir is not None for h in runner.hooks)
+    info = runner.message_hub.runtime_info
+    for key in [] if moved else [key for key in info if key.startswith('best_ckpt')]:
+        if info[key] is None:
+            continue
+        own = Path(runner.work_dir, Path(info[key]).name)
+        if own.is_file():
+            info[key] = str(own)
+        elif Path(info[key]).parent != own.parent:
+            info.pop(key)
 
 
 def _import_formatter() -> None:
