@@ -13,6 +13,7 @@ import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.structures import BaseDataElement
+from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 
 from ..apis.sources import read_image
@@ -106,7 +107,7 @@ def attentions(model: nn.Module, layer: int) -> BaseAttention:
 def weights_of(
     args: argparse.Namespace, model: BaseModel, image: np.ndarray
 ) -> Tuple[Tensor, Tuple[int, int]]:
-    """Return the weights (heads, h, w) of the keys and the size (w, h) of the padded image."""
+    """Return the weights (heads, h, w) of the keys and the size (w, h) that their map covers."""
     attn = attentions(model, args.layer)
     # One image (3, H, W) of the values 0..255, which the model normalises and pads.
     inputs = torch.from_numpy(image).permute(2, 0, 1)[None]
@@ -114,10 +115,29 @@ def weights_of(
     with calls_of(attn) as calls, torch.no_grad():
         inputs = model.data_preprocessor(batch)['inputs']
         getattr(model, 'extract_feat', model.backbone)(inputs)
-    (x, y), (height, width) = args.position, inputs.shape[-2:]
-    rows, columns = calls[0].tokens.hw_shape
-    cell = (y * rows // height, x * columns // width)
-    return key_weights(attn, calls[0], cell), (width, height)
+    (x, y), (rows, columns) = args.position, calls[0].tokens.hw_shape
+    stride = stride_of(model, attn, tuple(inputs.shape[-2:]), (rows, columns))
+    # A backbone pads an image that ends within a patch.
+    size = max(columns * stride, inputs.shape[-1]), max(rows * stride, inputs.shape[-2])
+    return key_weights(attn, calls[0], (y // stride, x // stride)), size
+
+
+def stride_of(
+    model: BaseModel, attn: BaseAttention, size: Tuple[int, int], hw_shape: Tuple[int, int]
+) -> int:
+    """Return the pixels between neighbouring tokens of a map (h, w) of an image (H, W)."""
+    kinds = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+    layers = [layer for layer in model.backbone.modules() if isinstance(layer, kinds)]
+    factor = math.lcm(*(side for layer in layers for side in to_2tuple(layer.stride)))
+    stride, rest = divmod(size[0], hw_shape[0])
+    is_whole = not rest and size[1] == stride * hw_shape[1]
+    if is_whole and not (stride % factor and factor % stride):
+        return stride
+    odd = factor // (factor & -factor)  # such as 7 of patches of 14
+    side = 256 if odd == 1 else 64 * odd
+    with calls_of(attn) as calls, torch.no_grad():
+        getattr(model, 'extract_feat', model.backbone)(torch.zeros(1, 3, side, side))
+    return side // calls[0].tokens.hw_shape[0]
 
 
 def main(args: argparse.Namespace) -> int:

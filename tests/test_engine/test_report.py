@@ -51,7 +51,7 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
         path.parent.mkdir(parents=True)
         path.write_text('\n'.join(map(json.dumps, lines)))
     # The second part began after iteration 4, with epochs of two iterations.
-    training, validation = read_scalars(tmp_path, [('a', 0), ('b', 4)], 2)
+    training, validation = read_scalars(tmp_path, [('a', 0, 2), ('b', 4, 2)])
     assert training['loss'] == [(i / 2, 1.0 if i <= 4 else 2.0) for i in range(1, 9)]
     assert validation['mIoU'] == [(epoch, 50.0) for epoch in range(1, 5)] and 'x' not in validation
     of_classes = {name: [(1, 9.0)] for name in ('boundary/IoU_sky', 'coco/sky_precision')}
@@ -62,12 +62,25 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
     assert (rate.get_title(), scores.get_title()) == ('learning rate', 'mIoU')
 
 
+def test_parts_whose_epochs_differ_in_length(tmp_path):
+    """As after a resume with another batch size, which counts iterations anew."""
+    for name, iterations in (('a', range(1, 10)), ('b', range(13, 19))):
+        lines = [dict(loss=1.0, iter=i, step=i) for i in iterations]
+        path = tmp_path / name / 'vis_data' / 'scalars.json'
+        path.parent.mkdir(parents=True)
+        path.write_text('\n'.join(map(json.dumps, [*lines, dict(mIoU=5.0, step=3)])))
+    training, validation = read_scalars(tmp_path, [('a', 0, 3), ('b', 12, 6)])
+    epochs = [i / 3 for i in range(1, 7)] + [i / 6 for i in range(13, 19)]
+    assert [x for x, _ in training['loss']] == epochs
+    assert validation['mIoU'] == [(3, 5.0)]
+
+
 def test_the_last_iteration_of_a_part_is_drawn(tmp_path):
     path = tmp_path / 'a' / 'vis_data' / 'scalars.json'
     path.parent.mkdir(parents=True)
     path.write_text('\n'.join(json.dumps(dict(loss=i, iter=i, step=i)) for i in (28, 29, 30)))
     assert 29 / 7 * 7 > 29
-    training, _ = read_scalars(tmp_path, [('a', 0), ('b', 29)], 7)
+    training, _ = read_scalars(tmp_path, [('a', 0, 7), ('b', 29, 7)])
     assert training['loss'] == [(28 / 7, 28), (29 / 7, 29)]
 
 

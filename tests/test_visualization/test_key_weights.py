@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import OrderedDict
 
 import cv2
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from mmengine.registry import MODELS
+from torch.nn import Sequential
 
 from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import save_checkpoint
@@ -186,6 +188,17 @@ def tool(root, monkeypatch):
 
     call.module, call.root = module, root
     return call
+
+
+@pytest.mark.parametrize('patch, size', [(16, (105, 150)), (14, (192, 160)), (8, (64, 96))])
+def test_tokens_of_an_image_that_ends_within_a_patch(patch, size):
+    arch = dict(embed_dims=16, num_heads=2, depth=1, patch_size=patch)
+    vit = MODELS.build(dict(type='ViT', arch=arch, img_size=224)).eval()
+    attn = vit.layers[0].attn
+    with calls_of(attn) as calls, torch.no_grad():
+        vit(torch.zeros(1, 3, *size))
+    model = Sequential(OrderedDict(backbone=vit))
+    assert module.stride_of(model, attn, size, calls[0].tokens.hw_shape) == patch
 
 
 def test_command_line(tool, root, tmp_path, error_of):

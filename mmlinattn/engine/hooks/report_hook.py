@@ -30,7 +30,9 @@ class ReportHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         hub = runner.message_hub
-        hub.update_info(RUNS, [*hub.get_info(RUNS, []), [runner.timestamp, runner.iter]])
+        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+        length = len(runner.train_dataloader) if by_epoch else None
+        hub.update_info(RUNS, [*hub.get_info(RUNS, []), [runner.timestamp, runner.iter, length]])
 
     @master_only
     def after_train(self, runner: Runner) -> None:
@@ -49,12 +51,9 @@ def _write(runner: Runner) -> list:
 
     folder = Path(runner.work_dir) / 'report'
     folder.mkdir(exist_ok=True)
-    by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
-    length = len(runner.train_dataloader) if by_epoch else None
-    unit = 'epoch' if by_epoch else 'iteration'
-    training, validation = read_scalars(
-        Path(runner.work_dir), runner.message_hub.get_info(RUNS), length
-    )
+    runs = runner.message_hub.get_info(RUNS)
+    unit = 'iteration' if runs[-1][2] is None else 'epoch'
+    training, validation = read_scalars(Path(runner.work_dir), runs)
     pictures = {
         'curves.png': draw_curves(training, validation, unit),
         'ring_weights.png': draw_ring_weights(training, unit),

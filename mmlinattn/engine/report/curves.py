@@ -26,19 +26,19 @@ RING_WEIGHTS = {
 
 
 def read_scalars(
-    folder: Path, runs: Sequence[Tuple[str, int]], epoch_length: Optional[int]
+    folder: Path, runs: Sequence[Tuple[str, int, Optional[int]]]
 ) -> Tuple[Curves, Curves]:
     """Read what a training and its resumed parts have logged: training, then validation, by name.
 
-    Each part has a folder in the work directory and the iteration at which it began. Values are
-    lists of (x, value), where x is in epochs of ``epoch_length`` iterations, or in iterations if
-    that is None. NaN and infinite values are left out, and COCO's -1 for "no objects".
+    Each part has a folder in the work directory, the iteration at which it began, and the
+    iterations of its epochs. Values are lists of (x, value), where x is in epochs, or in iterations
+    if that is None. NaN and infinite values are left out, and COCO's -1 for "no objects".
     """
     training: Curves = {}
     validation: Curves = {}
-    ends = [start for _, start in runs[1:]] + [float('inf')]
-    unit = epoch_length or 1
-    for (run, _), end in zip(runs, ends):
+    ends = [start / (length or 1) for _, start, length in runs[1:]] + [float('inf')]
+    for (run, _, length), end in zip(runs, ends):
+        unit = length or 1
         path = folder / run / 'vis_data' / 'scalars.json'
         iteration = 0
         for text in path.read_text(encoding='utf-8').splitlines() if path.is_file() else ():
@@ -48,8 +48,8 @@ def read_scalars(
             else:
                 # Of a training by iterations, ``step`` may be the epoch, which is 0.
                 curves, x = validation, max(line['step'], iteration / unit)
-                x = line['step'] if epoch_length else x
-            if round(x * unit) > end:
+                x = line['step'] if length else x
+            if x > end + 1e-6:
                 break  # done again by the next part
             for name, value in line.items():
                 number = isinstance(value, (int, float)) and np.isfinite(value)
