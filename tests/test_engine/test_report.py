@@ -2,10 +2,13 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
+from mmengine.logging import MessageHub
 
+from mmlinattn.engine import ReportHook
 from mmlinattn.engine.report.curves import draw_curves, draw_ring_weights, read_scalars
 from mmlinattn.engine.training_setup import set_up_training
 from tests.test_engine.tiny_runner import IMAGES, tiny_runner
@@ -93,6 +96,15 @@ def test_losses_of_inner_layers_are_left_out():
         drawn = [line.get_label() for line in axes[0].lines]
         assert drawn == ['loss', *(f'{prefix}loss_{kind}' for kind in 'abc')]
         assert axes[1].get_title() == 'scores of the validation, the first 9 of 12'
+
+
+def test_parts_of_an_earlier_version_have_no_length():
+    hub = MessageHub.get_instance('earlier')
+    hub.update_info('report_runs', [['a', 0]])
+    ReportHook().before_train(
+        SimpleNamespace(message_hub=hub, timestamp='b', iter=8, train_loop=None)
+    )
+    assert hub.get_info('report_runs') == [['a', 0, None], ['b', 8, None]]
 
 
 def test_ring_weights_are_drawn_by_layer():

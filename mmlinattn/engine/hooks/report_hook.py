@@ -32,7 +32,9 @@ class ReportHook(Hook):
         hub = runner.message_hub
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         length = len(runner.train_dataloader) if by_epoch else None
-        hub.update_info(RUNS, [*hub.get_info(RUNS, []), [runner.timestamp, runner.iter, length]])
+        # Parts of checkpoints of earlier versions have no length.
+        runs = [[*run, length][:3] for run in hub.get_info(RUNS, [])]
+        hub.update_info(RUNS, [*runs, [runner.timestamp, runner.iter, length]])
 
     @master_only
     def after_train(self, runner: Runner) -> None:
