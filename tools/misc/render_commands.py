@@ -15,8 +15,9 @@ Written by `tools/misc/render_recipes.py`. `mmlinattn COMMAND --help` explains t
 
 Every command has `--help` and `--debug`, which shows the traceback of an error. Those that read a
 config have `--cfg-options a.b.c=value ...`; lists and dicts are written as in a config, in quotes:
-`"custom_hooks=[dict(type='EMAHook')]"`. A number is an element of a list: `param_scheduler.0.end=10`
-changes an option of it, `"param_scheduler.0=dict(_delete_=True, type='PolyLR')"` replaces it.
+`"custom_hooks=[dict(type='EMAHook')]"`. A number is an element of a list:
+`param_scheduler.0.end=10` changes an option of it, and
+`"param_scheduler.0=dict(_delete_=True, type='PolyLR')"` replaces it.
 `python -m mmlinattn` is the same as `mmlinattn`.
 
 - CONFIG is a file, or the name of a config of this package (`ravlt-t_8xb128_in1k`).
