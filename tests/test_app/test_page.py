@@ -22,6 +22,7 @@ from mmlinattn.app import load_models, package_models
 from mmlinattn.app.page import Callbacks, build_page, table_of
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
+SHOWN = ('prediction', 'attention')
 ADDRESS = re.compile(r'(http://127\.0\.0\.1:\d+)/? \(Ctrl-C closes it\)')
 
 
@@ -128,6 +129,8 @@ def test_a_picture_of_16_bits_reaches_the_model_as_it_is(predictor, tmp_path):
     cv2.imwrite(path, IMAGE[..., 0].astype(np.uint16) * 257)
     page = build_page(Callbacks(dict(seg=predictor('seg'))))
     (image,) = (x for x in page.blocks.values() if getattr(x, 'elem_id', None) == 'image')
+    shown = [x for x in page.blocks.values() if getattr(x, 'elem_id', None) in SHOWN]
+    assert [x.format for x in shown] == ['png', 'png']
     found = image.preprocess(gradio.data_classes.ImageData(path=path))
     assert np.array_equal(cv2.imread(found, cv2.IMREAD_UNCHANGED) // 257, IMAGE[..., 0])
 

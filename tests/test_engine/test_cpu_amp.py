@@ -83,6 +83,10 @@ def test_features_of_any_structure():
         expected = model.head(x)
     assert expected.dtype == torch.bfloat16
     torch.testing.assert_close(found.maps['found'][0], expected.float(), rtol=0, atol=0)
+    model.amp_parts = ('backbone',)  # and nothing else
+    with wrapper.optim_context(model):
+        found = model.extract_feat(x)
+    torch.testing.assert_close(found.maps['found'][0], model.head(x), rtol=0, atol=0)
 
 
 def test_the_scale_is_resumed():

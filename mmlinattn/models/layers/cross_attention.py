@@ -27,7 +27,7 @@ class LinearCrossAttention(BaseModule):
     computed exactly. Many different rows cost more than softmax attention. A mask per image or
     head, as that of Mask2Former's cross-attention, raises an error. So do numbers to be added to
     the logits. RALA and ``AdditiveAttention`` weigh keys by a mean of the queries with the same
-    row, alike for each of them. A small DETR with RALA in all layers did not learn.
+    row, alike for each of them.
 
     Args:
         embed_dims, num_heads: channels and heads.

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mmcv.cnn.bricks.transformer import MultiheadAttention
+from mmdet.models import DETR
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
@@ -110,10 +111,10 @@ def test_initial_weights_of_attentions(root, name, attn_cfg):
     assert changed == {'in_proj.weight', 'proj.weight'} and len(before) > 4
 
 
-def test_encoder_and_decoder_of_detr():
+def test_encoder_and_decoder_of_detr(monkeypatch):
     sizes = dict(embed_dims=C, num_heads=HEADS)
     ffn = dict(embed_dims=C, feedforward_channels=48)
-    attention = dict(sizes, **LINEAR)
+    attention = dict(sizes, **dict(LINEAR, attn_cfg='RWGKA'))
     detr = DETRWithAttention.__new__(DETRWithAttention)
     torch.nn.Module.__init__(detr)
     detr.positional_encoding, detr.num_queries = dict(num_feats=C // 2), 5
@@ -124,6 +125,13 @@ def test_encoder_and_decoder_of_detr():
     assert type(detr.encoder.layers[0].self_attn) is LinearCrossAttention
     assert type(detr.decoder.layers[0].self_attn) is MultiheadAttention
     assert type(detr.decoder.layers[0].cross_attn) is LinearCrossAttention
+    # MMDetection's changes every matrix.
+    monkeypatch.setattr(
+        DETR, 'init_weights', lambda self: [p.data.zero_() for p in self.parameters()]
+    )
+    detr.init_weights()
+    for layer in (detr.encoder.layers[0].self_attn, detr.decoder.layers[0].cross_attn):
+        assert layer.attn.anchors_q.any() and not layer.attn.in_proj.weight.any()
 
 
 @pytest.mark.parametrize('name', ['smca-mala', 'dino-mala'])

@@ -11,6 +11,10 @@ C, HEADS, N, M = 32, 4, 5, 9
 KINDS = [name for name, cls in registered_subclasses(BaseAttention).items() if cls.cross_values]
 
 
+def test_the_attention_by_default():
+    assert type(LinearCrossAttention(C, HEADS).attn).__name__ == 'MALA'
+
+
 def build(attn_cfg='RALA', **options):
     torch.manual_seed(0)
     return LinearCrossAttention(C, HEADS, attn_cfg, **options).double().eval()
