@@ -103,6 +103,26 @@ def test_classes_that_a_segmentation_set_does_not_have(root):
         check_run(cfg, 'train')
 
 
+@pytest.mark.parametrize('named', [True, False])
+def test_classes_inside_a_file_in_the_format_of_mmengine(root, named):
+    """They number the labels; classes of the config replace their names without a word."""
+    cfg, known = shrunk('ravlt-nano-cls', root), list(shapes.CLASSES)
+    cfg.model.head.type = 'MultiLabelLinearClsHead'
+    for split, classes in (('train', known), ('val', known[::-1])):
+        records = [dict(img_path='circle/0.jpg', gt_label=[0])]
+        content = dict(metainfo=dict(classes=classes), data_list=records)
+        (root / f'{split}.json').write_text(json.dumps(content))
+        dataset = dict(type='MultiLabelDataset', data_root=str(root), ann_file=f'{split}.json')
+        metainfo = dict(classes=known) if named else {}
+        cfg[f'{split}_dataloader'].dataset = dict(dataset, metainfo=metainfo, pipeline=[])
+    check_run(cfg, 'train')
+    message = "val_dataloader: label 0 is 'circle', but 'cross' here: both need the same classes"
+    if named:
+        message = "val.json: label 0 is 'cross', but 'circle' in metainfo.classes: the labels are "
+    with pytest.raises(DataError, match=message):
+        check_run(cfg, 'train', 'val')
+
+
 def test_splits_with_the_classes_in_another_order(root):
     """Each of both data sets agrees with its own file."""
     cfg = shrunk('ravlt-retinanet', root)

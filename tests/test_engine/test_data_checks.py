@@ -449,6 +449,13 @@ def test_labels_of_a_classifier(root):
     message = r'/(star|triangle)/.* has the label \d, the labels of 3 classes are 0 to 2'
     with pytest.raises(DataError, match=message):
         loaded(cfg)
+    image = files(root, 'coco/train2017')[0]
+    records = [dict(img_path=str(image), gt_label=['circle'])]
+    (root / 'texts.json').write_text(json.dumps(dict(metainfo={}, data_list=records)))
+    dataset = dict(type='MultiLabelDataset', data_root=str(root), ann_file='texts.json')
+    cfg.train_dataloader.dataset = dict(dataset, pipeline=cfg.train_dataloader.dataset.pipeline)
+    with pytest.raises(DataError, match=r"has the label \['circle'\], labels are integers from 0"):
+        loaded(cfg)
 
 
 def test_a_classifier_needs_the_labels_of_images_that_are_trained_or_scored(root):

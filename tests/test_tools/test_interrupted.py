@@ -246,6 +246,10 @@ def test_an_epoch_of_another_length(root, run, options, tmp_path):
         ('optim_wrapper.optimizer.type=SGD', 'SGD misses dampening, momentum'),
         (lambda c: c['optimizer']['param_groups'].append({'params': []}), 'parameter groups'),
         (lambda c: c.update(message_hub=dict(version=2)), 'must contain key: `log_scalars`'),
+        (
+            lambda c: c['optimizer']['state'][0].update(exp_avg=torch.zeros(2)),
+            r'exp_avg of a parameter has the shape \(2,\), the parameter has \(\d',
+        ),
     ],
 )
 def test_state_that_this_training_cannot_take(root, run, options, tmp_path, change, reason):

@@ -3,9 +3,10 @@
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from ...utils import type_name
 HEAD = re.compile(
     r'(?:roi_head\.)?(?:bbox|mask|mask_iou|point|decode|auxiliary|panoptic)_head(?:\.\d+)?|head'
 )
+BASE = 'mmengine.dataset.base_dataset'
 THING_HEAD = re.compile(r'.*(?:bbox|mask|mask_iou|point)_head')
 # These predict boundaries, or the texts of a vocabulary.
 OTHER_HEADS = {'STDCHead', 'SideAdapterCLIPHead'}
@@ -36,6 +38,29 @@ def class_folders(dataset: Any) -> List[str]:
     if not dataset.with_label or not os.path.isdir(folder):
         return []
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+
+def listed_classes(dataset: Any, read: Callable) -> List[str]:
+    """Return the classes that number the labels in a JSON file of MMEngine's format."""
+    method = getattr(type(dataset), 'load_data_list', None)
+    path = str(getattr(dataset, 'ann_file', ''))
+    if getattr(method, '__module__', '') != BASE or not path.endswith('.json'):
+        return []
+    with suppress(OSError, ValueError):  # reading the data set says what is wrong
+        content = read(path)
+        metainfo = content.get('metainfo') if isinstance(content, dict) else None
+        classes = metainfo.get('classes') if isinstance(metainfo, dict) else None
+        return list(map(str, classes)) if isinstance(classes, list) else []
+    return []
+
+
+def check_listed(dataset: Any, listed: Sequence[str]) -> Iterator[Finding]:
+    """Compare the class names of a data set with :func:`listed_classes`."""
+    classes = getattr(dataset, 'metainfo', {}).get('classes') or ()
+    if listed and classes and [*listed] != [*classes]:
+        what = f'{_difference(listed, classes)} in metainfo.classes: the labels are numbered by '
+        what += f'the classes of the file. Set metainfo=dict(classes={_cut(tuple(listed))})'
+        yield Finding('class', dataset.ann_file, what, True)
 
 
 def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:

@@ -14,11 +14,13 @@ from ..model import build_model
 from .classes import (
     check_crop,
     check_heads,
+    check_listed,
     check_names,
     check_padding,
     check_same_classes,
     class_folders,
     is_coco,
+    listed_classes,
 )
 from .data import (
     DataError,
@@ -107,7 +109,9 @@ def config_findings(
             found += _dataset_findings(config, dataset, split == 'train', read)
             folders = class_folders(dataset)
             metainfo = dict(getattr(dataset, 'metainfo', {}))
-            metainfo['classes'] = metainfo.get('classes') or folders
+            listed = listed_classes(dataset, read)
+            found += check_listed(dataset, listed)
+            metainfo['classes'] = metainfo.get('classes') or folders or listed
             if model is not None:
                 place = 'model.' if cfg.model.get('data_preprocessor') else ''
                 found += check_heads(model, metainfo, where, f'{place}data_preprocessor')

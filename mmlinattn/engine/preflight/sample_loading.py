@@ -82,7 +82,11 @@ class CheckedLoading:
             yield Finding('class', path, what, True)
         if label is None or number is None or self.labels.of_pixels:
             return
-        if not all(0 <= value < number for value in np.ravel(label)):
+        labels = np.ravel(label)
+        if labels.dtype.kind in 'USO':  # texts, None
+            what = f'has the label {label!r}, labels are integers from 0 to {number - 1}'
+            yield Finding('class', path, what, True)
+        elif not all(0 <= value < number for value in labels):
             what = f'has the label {label}, the labels of {number} classes are 0 to {number - 1}'
             yield Finding('class', path, what, True)
 

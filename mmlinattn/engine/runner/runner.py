@@ -349,7 +349,8 @@ def _resume_errors(runner: Runner) -> Iterator[None]:
 def _check_optimizers(runner: Runner) -> None:
     """Raise ValueError if the loaded state is of another optimizer.
 
-    torch loads such a state without an error and fails on missing options later.
+    torch loads such a state without an error, and fails on missing options or averages of another
+    shape later.
     """
     for wrapper in optim_wrappers(runner.optim_wrapper).values():
         optimizer = wrapper.optimizer
@@ -357,6 +358,12 @@ def _check_optimizers(runner: Runner) -> None:
             missing = sorted(set(optimizer.defaults).difference(group))
             if missing:
                 raise ValueError(f'{type(optimizer).__name__} misses {", ".join(missing)}')
+        for parameter, state in optimizer.state.items():
+            for name in ('exp_avg', 'momentum_buffer', 'square_avg'):
+                average = state.get(name)
+                if average is not None and average.shape != parameter.shape:
+                    shapes = f'{tuple(average.shape)}, the parameter has {tuple(parameter.shape)}'
+                    raise ValueError(f'{name} of a parameter has the shape {shapes}')
 
 
 def plain_batch_norm(model: nn.Module) -> nn.Module:
