@@ -9,6 +9,7 @@ import torch
 from mmengine.evaluator import BaseMetric, DumpResults
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
+from mmengine.registry import MODELS
 from torch import nn
 
 from mmlinattn.checkpoints import read_checkpoint
@@ -144,6 +145,24 @@ def test_a_new_training_from_a_checkpoint_starts_its_average_from_the_raw_weight
     runner_of(tmp_path / 'second', momentum=0.5, hooks=[recorder], load_from=first).train()
     assert recorder.states[0]['weight'][0] == 1
     assert average_in(tmp_path / 'second/epoch_1.pth')['weight'][0] == 4  # of 1 and 7
+
+
+def _join(rank, folder):
+    torch.distributed.init_process_group('gloo', f'file://{folder}/s', world_size=2, rank=rank)
+    hook, net = ModelEMAHook(update_buffers=True), Net()
+    net.norm.running_mean.fill_(rank)
+    hook.ema_model = MODELS.build(hook.ema_cfg, default_args=dict(model=net))
+    hook.after_train_epoch(None)
+    torch.save(hook.ema_model.module.state_dict(), f'{folder}/{rank}.pth')
+    torch.distributed.destroy_process_group()
+
+
+def test_statistics_of_several_processes_are_averaged(tmp_path):
+    """Else each process scores its own ones, and the file has those of the first."""
+    torch.multiprocessing.spawn(_join, (str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        found = torch.load(tmp_path / f'{rank}.pth')
+        assert (found['norm.running_mean'] == 0.5).all() and found['norm.num_batches_tracked'] == 0
 
 
 def test_unknown_score(tmp_path):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from mmengine.dist import all_reduce_params, is_distributed
 from mmengine.evaluator import DumpResults
 from mmengine.hooks import EMAHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
@@ -28,7 +29,7 @@ class ModelEMAHook(EMAHook):
         score: metric that ranks the weights, higher is better.
         kwargs: options of MMEngine's EMAHook. ``momentum`` is 1 - decay: with a decay of 0.99996
             for 512 images a step, ``1 - 0.99996 ** (batch_size / 512)``. ``update_buffers=True``
-            also averages the running statistics of batch norms.
+            also averages the running statistics of batch norms, of all processes.
 
     Raises:
         ValueError: after a validation, its metrics do not include ``score``.
@@ -53,10 +54,19 @@ class ModelEMAHook(EMAHook):
             # At 0 MMEngine replaces the average by the weights after the first step.
             self.ema_model.steps.fill_(1)
 
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Average running statistics over the processes: one of them saves, all of them score."""
+        if self.ema_model.update_buffers and is_distributed():
+            buffers = self.ema_model.module.buffers()
+            all_reduce_params([x for x in buffers if x.is_floating_point()], op='mean')
+
     def before_val_epoch(self, runner: Runner) -> None:
         """Keep the raw weights in the model, which are scored first."""
+        if self.ema_model is not None:  # trained by iterations
+            self.after_train_epoch(runner)
 
-    before_test_epoch = before_val_epoch
+    def before_test_epoch(self, runner: Runner) -> None:
+        """Keep the raw weights in the model, too."""
 
     def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
         self._score_average(runner, runner.val_loop, 'val', metrics)

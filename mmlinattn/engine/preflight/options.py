@@ -170,11 +170,18 @@ def _check_values(place: str, node: dict) -> None:
         )
     if node.get('mode') == 'slide' and place == 'model.test_cfg':
         for name in ('crop_size', 'stride'):
-            if not isinstance(node.get(name), (list, tuple)):
+            sides = node.get(name)
+            if not isinstance(sides, (list, tuple)) or len(sides) != 2 or min(sides) < 1:
                 raise ValueError(
-                    f"{place}.{name} of the config is {node.get(name)}: mode='slide' needs "
+                    f"{place}.{name} of the config is {sides}: mode='slide' needs "
                     f'{name}=(height, width)'
                 )
+        crop, stride = tuple(node['crop_size']), tuple(node['stride'])
+        if any(step > side for step, side in zip(stride, crop)):
+            raise ValueError(
+                f'{place}.stride of the config is {stride}, larger than {place}.crop_size={crop}: '
+                'pixels between the windows would have no label'
+            )
 
 
 def _check_architecture(place: str, unknown: Sequence[str], kinds: Iterable[Any]) -> None:
