@@ -5,7 +5,7 @@ By hand, from the root of the repository (the whole check takes half an hour on 
     python tests/test_ops/compile_kernels.py check --names kv_state  # against the table
     python tests/test_ops/compile_kernels.py rows --names kv_state  # new rows of the table
 
-``tests/test_ops/test_kernel_table.py`` runs other tasks, several in one process: ``check + units``.
+``tests/test_ops/test_kernel_table.py`` runs several tasks in one process: ``check + others``.
 """
 
 import argparse
@@ -120,7 +120,8 @@ def build(kernel, dtype_class, arch, config, **flags):
             signature[name] = POINTERS[dtype_class] if name in TOKENS else '*fp32'
         else:
             signature[name] = 'fp32' if name in FLOATS else 'i32'
-        if signature[name] != 'fp32' and name not in ('H', 'height', 'width', 'steps', 'factors'):
+        varies = parameter.do_not_specialize or name in ('steps', 'factors')
+        if signature[name] != 'fp32' and not varies:
             aligned[place,] = [['tt.divisibility', 16]]
     return triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
@@ -205,27 +206,24 @@ def skip_assembly():
     knobs.runtime.add_stages_inspection_hook = no_assembly
 
 
-def check_units(args):
-    """Compile for sizes of 1, which Triton takes as constants that have no type to convert.
+def check_others(args):
+    """Compile what the table lacks: narrow heads, one anchor, packed images, sums of chunks.
 
+    A single token is for Triton a constant, which has no type to convert.
     The last task of a process: it compiles to PTX alone.
     """
     skip_assembly()
-    units = dict.fromkeys(('H', 'N', 'height', 'width', 'outer', 'heads', 'splits'), 1)
     small = Config(16, 4, 1, 0, 0)
     for name, (kernel, flags) in CASES.items():
         if kernel is not linear._query_backward_kernel or name == 'query_backward':
             flags = dict(D=16, BD=16, M=1, BM=16, BN=16, BK=16, **{**COMMON, **flags})
-            build(kernel, 'half', 90, small, **{**flags, **units, 'ROTARY': 0})
+            build(kernel, 'half', 90, small, **{**flags, 'ROTARY': 0, 'N': 1})
             print(name)
-    # Rotary tables of one column; the kernels that the table does not have.
-    build_case('rala_kv_state', 32, 0, 'half', 90, small, **units)
-    # Packed images, whose sizes are read from a table.
     for name in linear.KERNELS['rala']:
         build_case(name, 32, 0, 'half', 90, small, PACKED=True)
     for mode in (reduction.SUM, reduction.MEAN, reduction.SOFTMAX):
         shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
-        build(reduction._reduce_kernel, 'half', 90, small, **shape, **units)
+        build(reduction._reduce_kernel, 'half', 90, small, **shape)
 
 
 def check_table(args):
@@ -269,13 +267,13 @@ def each(args):
 
 def main(words):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('task', choices=['check', 'rows', 'units'])
+    parser.add_argument('task', choices=['check', 'rows', 'others'])
     parser.add_argument('--names', nargs='*', choices=list(CASES))
     parser.add_argument('--widths', nargs='*', type=int, default=list(WIDTHS))
     parser.add_argument('--dtypes', nargs='*', default=list(DTYPES))
     parser.add_argument('--archs', nargs='*', type=int, default=[80, 90])
     args = parser.parse_args(words)
-    tasks = dict(check=check_table, rows=print_rows, units=check_units)
+    tasks = dict(check=check_table, rows=print_rows, others=check_others)
     tasks[args.task](args)
 
 

@@ -100,18 +100,15 @@ WORST = (
 @pytest.mark.slow
 @pytest.mark.long
 def test_kernels_compile(root, tmp_path):
-    """Also for sizes of 1, which Triton hands a kernel as constants without a type to convert.
-
-    The interpreter takes what the compiler refuses: types of loop variables, blocks.
-    """
+    """The interpreter takes what the compiler refuses: types of loop variables, blocks."""
     worst = WORST if LONG else WORST[::5]
     check = 'check --widths 64 --dtypes {} --archs {} --names {}'
-    half, single, units = compile_kernels(
+    half, single, others = compile_kernels(
         root, tmp_path, check.format('half', 90, ' '.join(worst)),
-        check.format('float', 80, 'query_backward'), 'units',
+        check.format('float', 80, 'query_backward'), 'others',
     )  # fmt: skip
     assert set(half) == set(worst) and single == ['query_backward']
-    assert len(units) >= 14
+    assert len(others) >= 14
 
 
 @pytest.mark.skipif(

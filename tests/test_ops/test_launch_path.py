@@ -306,6 +306,38 @@ def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean, 
     assert all(isinstance(x, torch.Tensor) for tensors in starts for x in tensors)
 
 
+def test_maps_of_many_sizes_compile_a_kernel_three_times(monkeypatch, clean):
+    """Triton compiles for each kind of a number: 1, a multiple of 16, another one."""
+    fake_gpu(monkeypatch, 'H100')
+    start, kinds = launching.start, {}
+
+    def record(launch, tensors):
+        kernel = launch.kernel  # an interpreted one keeps the arguments of its decorator
+        unspecialised = kernel.kwargs['do_not_specialize'] or ()
+        for name, size in zip(kernel.arg_names[len(tensors) :], launch.sizes):
+            if isinstance(size, int) and name not in unspecialised:
+                kind = 'one' if size == 1 else size % 16 == 0
+                kinds.setdefault((kernel.__name__, name), set()).add(kind)
+        return start(launch, tensors)
+
+    monkeypatch.setattr(launching, 'start', record)
+    for batch, heads, *hw in [(2, 3, 24, 40), (1, 1, 1, 1), (3, 16, 33, 57), (1, 2, 64, 16)]:
+        with FakeTensorMode():
+            qkv = torch.empty(batch, hw[0] * hw[1], 3, heads, 64, device='cuda')
+            q, k, v = qkv.half().requires_grad_().permute(2, 0, 3, 1, 4).unbind(0)
+            weights = q.new_empty(batch, heads, q.shape[2], 5)
+            for outs in (
+                [rala_attention(q, k, v, rotary=Rotary(tuple(hw), 64))],
+                [random_walk_attention(q, k, v, *two(q, (heads, 64, 64)))],
+                [ripple_attention(q, k, v, weights, hw_shape=hw)],
+                adaptive_features(q, k, *learnt(q, 64)),
+            ):
+                outs[0].grad_fn.apply(*map(torch.empty_like, outs))
+    assert len({kernel for kernel, _ in kinds}) > 8
+    # Strides of channels are always 1, others multiples of 16.
+    assert {name for (_, name), kind in kinds.items() if len(kind) > 1} == {'N'}
+
+
 def test_launches_go_to_the_device_of_the_tensors(monkeypatch, clean):
     fake_gpu(monkeypatch, 'H100')
     entered = []

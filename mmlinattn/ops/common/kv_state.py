@@ -8,7 +8,6 @@ tokens of one head and writes its sums once; :mod:`.reduction` adds the chunks.
 
 from typing import Any, List, Sequence, Tuple
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from .triton_helpers import (
     add_product,
     add_rows,
     feature,
+    kernel,
     load_angles,
     load_rows,
     packed_image,
@@ -31,7 +31,7 @@ from .triton_helpers import (
 )
 
 
-@triton.jit
+@kernel
 def _kv_state_kernel(
     K, V, MASK, IMAGES, ANGLES, QUERY_SUMS, QUERY_COUNTS, SUMS, TOP, MASS, QUERY_MEAN, QUERY_COUNT,
     skb, skh, skn, skd, svb, svh, svn, svd, H, N, width, CHUNK, parts, scale,

@@ -8,14 +8,14 @@ import triton.language as tl
 from .launch import Launch
 from .launch_table import Config
 from .partition import CallKey
-from .triton_helpers import LOWEST
+from .triton_helpers import LOWEST, kernel
 
 # Elements that a program holds at once: the chunks, at most 32, by their columns.
 ELEMENTS, CHUNKS = 2048, 32
 SUM, MEAN, SOFTMAX = 0, 1, 2
 
 
-@triton.jit
+@kernel
 def _reduce_kernel(
     PARTS, TOP, MASS, OUT, OUT2, TOTAL,
     outer, heads, splits, stride, ROWS: tl.constexpr, COLS: tl.constexpr,

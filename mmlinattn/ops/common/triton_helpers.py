@@ -1,5 +1,6 @@
 """Functions that the kernels share: feature maps, products, rotation, loads and stores."""
 
+import functools
 import os
 
 import triton
@@ -9,6 +10,11 @@ ELU1, RELU = tl.constexpr(1), tl.constexpr(2)
 FEATURES = {'identity': 0, 'elu+1': ELU1.value, 'relu': RELU.value}
 LOWEST = tl.constexpr(-1e30)
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
+
+# Triton compiles a kernel again where an argument is 1, or is the first multiple of 16. For these
+# it gains nothing, and maps of many sizes would compile each kernel up to ten times.
+SIZES = ('H', 'height', 'width', 'parts', 'splits', 'outer', 'heads', 'swb', 'swh')
+kernel = functools.partial(triton.jit, do_not_specialize=SIZES)
 
 
 @triton.jit

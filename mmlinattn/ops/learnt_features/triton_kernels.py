@@ -16,7 +16,7 @@ from ..common.launch import KernelOperator, Launch, Memory
 from ..common.numerics import token_major
 from ..common.partition import CallKey, token_strides, unsupported_tokens
 from ..common.reduction import sum_of_chunks
-from ..common.triton_helpers import add_product, load_rows, product, rounded, store_rows
+from ..common.triton_helpers import add_product, kernel, load_rows, product, rounded, store_rows
 
 KERNELS = ('adaptive', 'adaptive_backward')
 # Beyond, the parameters alone would fill the registers.
@@ -102,7 +102,7 @@ def _map_chunk(
         store_rows(OUT, out, rows, cols, son, sod, N, D)
 
 
-@triton.jit
+@kernel
 def _forward_kernel(
     Q, K, W1, W2, BIAS, PQ, PK,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, sob, soh, son, sod, H, N, CHUNK,
@@ -159,7 +159,7 @@ def _gradients_of_chunk(
     return d_w1, d_sine, d_cosine, d_bias
 
 
-@triton.jit
+@kernel
 def _backward_kernel(
     Q, K, W1, W2, PQ, PK, GQ, GK, DQ, DK, DW1, DW2, DBIAS,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, sob, soh, son, sod, sgb, sgh, sgn, sgd,

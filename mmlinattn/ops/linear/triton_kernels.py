@@ -35,6 +35,7 @@ from ..common.triton_helpers import (
     add_row_pairs,
     add_rows,
     feature,
+    kernel,
     load_angles,
     load_rows,
     packed_image,
@@ -75,7 +76,7 @@ def unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional
     return unsupported_tokens(q, v.shape[3], KERNELS[options.kind])
 
 
-@triton.jit
+@kernel
 def _query_mean_kernel(
     Q, MASK, IMAGES, QUERY_SUMS, QUERY_COUNTS, sqb, sqh, sqn, sqd, H, N, width, CHUNK,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FEATURE: tl.constexpr,
@@ -109,7 +110,7 @@ def _eps(eps, MASS, head, OF_MEAN: tl.constexpr):
     return eps
 
 
-@triton.jit
+@kernel
 def _query_output_kernel(
     Q, IMAGES, ANGLES, SUMS, MASS, OUT,
     sqb, sqh, sqn, sqd, sob, soh, son, sod, H, N, width, CHUNK, eps, scale,
@@ -148,7 +149,7 @@ def _query_output_kernel(
         store_rows(OUT + b * sob + h * soh, out, rows, cols, son, sod, N, D)
 
 
-@triton.jit
+@kernel
 def _query_backward_kernel(
     Q, DOUT, MASK, IMAGES, ANGLES, SUMS, MASS, DMEAN, DQ, DSUMS,
     sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, parts,
@@ -253,7 +254,7 @@ def _query_backward_kernel(
             tl.store(DSUMS + (BD + 1) * BD + cols, tl.sum(d_values, 0) / root)
 
 
-@triton.jit
+@kernel
 def _key_backward_kernel(
     K, V, MASK, IMAGES, ANGLES, QUERY_MEAN, QUERY_COUNT, MASS, SUMS, DSUMS, DK, DV, DMEAN,
     skb, skh, skn, skd, svb, svh, svn, svd, sxb, sxh, sxn, sxd, H, N, width, CHUNK, scale, root,

@@ -32,6 +32,7 @@ from ..common.reduction import SOFTMAX, sum_of_chunks
 from ..common.triton_helpers import (
     LOWEST,
     add_product,
+    kernel,
     load_rows,
     product,
     product_across,
@@ -68,7 +69,7 @@ def _anchor_softmax(q, anchors, M: tl.constexpr, kind: tl.constexpr, BM: tl.cons
     return weights * (1 / tl.sum(weights, 1))[:, None]
 
 
-@triton.jit
+@kernel
 def _state_kernel(
     Q, K, V, AQ, AK, MASK, SUMS, TOP, MASS,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, saq, sak,
@@ -116,7 +117,7 @@ def _state_kernel(
     tl.store(MASS + at * BM + places, mass)
 
 
-@triton.jit
+@kernel
 def _solver_kernel(
     PARTS, TOP, MASS, SUMS, LSE, X, decay, steps, factors, splits,
     BD: tl.constexpr, BM: tl.constexpr, ENDLESS: tl.constexpr, ADD: tl.constexpr,
@@ -178,7 +179,7 @@ def _step_normaliser(decay, steps):
     return (1 - decay) / (1 - tl.exp(steps * tl.log(decay)))
 
 
-@triton.jit
+@kernel
 def _solver_backward_kernel(
     SUMS, X, DX, DS, DW, DELTA, decay, steps, factors, splits,
     BD: tl.constexpr, BM: tl.constexpr, HAS_TRANSITION: tl.constexpr, ENDLESS: tl.constexpr,
@@ -229,7 +230,7 @@ def _solver_backward_kernel(
     tl.store(DELTA + head * BM + places, delta)
 
 
-@triton.jit
+@kernel
 def _output_kernel(
     Q, AK, X, OUT, sqb, sqh, sqn, sqd, sob, soh, son, sod, sak, H, N, CHUNK,
     D: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
@@ -248,7 +249,7 @@ def _output_kernel(
         store_rows(OUT + b * sob + h * soh, out, rows, cols, son, sod, N, D)
 
 
-@triton.jit
+@kernel
 def _output_backward_kernel(
     Q, AK, DOUT, DX,
     sqb, sqh, sqn, sqd, sgb, sgh, sgn, sgd, sak, H, N, CHUNK,
@@ -271,7 +272,7 @@ def _output_backward_kernel(
     tl.store(DX + at + places[:, None] * BD + cols[None, :], d_x)
 
 
-@triton.jit
+@kernel
 def _backward_kernel(
     Q, K, V, AQ, AK, MASK, DOUT, X, LSE, DELTA, DS, DW, DQ, DK, DV, DANCHORS,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sgb, sgh, sgn, sgd,

@@ -32,6 +32,7 @@ from ..common.partition import (
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     add_product,
+    kernel,
     load_rows,
     product,
     product_across,
@@ -121,7 +122,7 @@ def _pick(near, distance, REACH: tl.constexpr):
     return tl.gather(near, tl.minimum(distance, REACH + 1), 1)
 
 
-@triton.jit
+@kernel
 def _forward_kernel(
     Q, K, V, WEIGHT, MASK, SUMS, MASS, OUT, NORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
@@ -169,7 +170,7 @@ def _shared_value(SUMS, BD: tl.constexpr):
     return state - z[:, None] * shared[None, :], z, shared
 
 
-@triton.jit
+@kernel
 def _query_backward_kernel(
     Q, K, V, WEIGHT, MASK, SUMS, MASS, NORM, DOUT, DQ, DWEIGHT, DNORM,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
@@ -232,7 +233,7 @@ def _query_backward_kernel(
     store_rows(DWEIGHT + head * N * size, d_weight, rows, groups, size, 1, N, size)
 
 
-@triton.jit
+@kernel
 def _far_backward_kernel(
     Q, WEIGHT, MASS, NORM, DNORM, DOUT, DSUMS,
     sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, CHUNK,
@@ -261,7 +262,7 @@ def _far_backward_kernel(
     tl.store(DSUMS + BD * BD + cols, d_z / root)
 
 
-@triton.jit
+@kernel
 def _key_backward_kernel(
     Q, K, V, WEIGHT, MASK, NORM, DNORM, DOUT, DSUMS, MASS, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
