@@ -96,7 +96,9 @@ class LoadInstanceMap:
     """
 
     def __call__(self, results: dict) -> dict:
-        """Add the map to a sample."""
+        """Add the map to a sample; an image to predict has no masks."""
+        if 'masks' not in results:
+            return results
         height, width = results['ori_shape']
         try:
             instances = [_decode(mask, height, width) for mask in results['masks']]

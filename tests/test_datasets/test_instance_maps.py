@@ -3,12 +3,15 @@
 import json
 from itertools import groupby, islice
 
+import cv2
 import numpy as np
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from pycocotools import mask as coco_mask
 
+from mmlinattn.apis import load
 from mmlinattn.datasets import AreaSampler, InstanceMaps, LoadInstanceMap
 
 
@@ -108,6 +111,17 @@ def test_doubled_images_are_scored_at_their_own_size(root, monkeypatch):
     for i in range(4):
         sample = train[i]
         assert sample['inputs'].shape[1:] == sample['data_samples'].gt_sem_seg.data.shape[1:]
+
+
+def test_mmsegmentation_predicts_an_image_without_masks(root):
+    """Its inferencers leave out LoadAnnotations by name, not this transform."""
+    from mmseg.apis import inference_model
+
+    name = 'semantic-fpn_ravlt-nano-linear_nuclei'
+    predictor = load(name, f'mmlinattn://{name}')
+    image = str(next((root / 'demo/nuclei/images').iterdir()))
+    found = inference_model(predictor.model, image).pred_sem_seg.data
+    assert torch.equal(found, predictor.predict(cv2.imread(image)).sample.pred_sem_seg.data)
 
 
 def test_draws_in_proportion_to_the_area(tmp_path, monkeypatch):
