@@ -1,5 +1,6 @@
 """Reading of config files, with the options of the command line, and checks of their structure."""
 
+import ast
 import importlib.util
 import os.path as osp
 import re
@@ -22,7 +23,6 @@ from ..utils.messages import known_messages_hidden, log_warning
 from ..utils.suggest import did_you_mean
 from .config_files import config_file
 from .preflight.data import annotation_path
-from .preflight.old_configs import check_not_old
 from .preflight.options import TOP_LEVEL, check_options, nearest
 
 DICTS = (
@@ -30,6 +30,13 @@ DICTS = (
     'default_hooks', 'train_cfg', 'val_cfg', 'test_cfg', 'env_cfg', 'randomness', 'log_processor',
     'auto_scale_lr', 'visualizer',
 )  # fmt: skip
+# Sections of MMDetection 2.x and its like -> their present form.
+OLD = {
+    'optimizer': "optim_wrapper=dict(type='OptimWrapper', optimizer=...)",
+    'lr_config': 'param_scheduler', 'total_epochs': 'train_cfg',
+    'evaluation': 'train_cfg.val_interval',
+    'checkpoint_config': 'default_hooks.checkpoint', 'log_config': 'default_hooks.logger',
+}  # fmt: skip
 FRAMEWORKS = ('mmdet', 'mmseg', 'mmpretrain')
 
 
@@ -72,7 +79,6 @@ def load_config(path: str, cfg_options: Optional[dict] = None) -> Config:
             raise
         where = f'config {lines[0].filename}, line {lines[0].lineno}'
         raise ValueError(f'{where}: {type(error).__name__}: {error_text(error)}') from error
-    check_not_old(cfg)
     import_framework(cfg)
     _check_names(cfg, path)
     for option in cfg_options or {}:
@@ -174,16 +180,27 @@ def _onedl_mmseg_found() -> Iterator[None]:
 def _check_names(cfg: Config, path: str) -> None:
     """Raise ValueError for a misspelt section of a config, unless it is used as a variable."""
     for name in sorted({*cfg} - TOP_LEVEL - {'models'}):  # a variable of MMSegmentation's BiSeNetV2
-        meant = nearest(name, TOP_LEVEL)
+        meant = OLD.get(name) or nearest(name, TOP_LEVEL)
         if not meant:
             continue
+        # Beside the variable of a base config, which that has read.
+        if name == 'optimizer' and {'optimizer', 'optim_wrapper'} & _assigned(path) == {name}:
+            raise ValueError(f'config {path}: nothing reads {name!r}; write {meant}')
         assigned = re.findall(rf'^[ \t"\']*{name}["\']?\s*[=:]', cfg.text, re.MULTILINE)
         if assigned and len(assigned) == len(re.findall(rf'\b{name}\b', cfg.text)):
-            text = f'config {path}: nothing reads {name!r}; did you mean {meant}?'
+            cure = f'write {meant}' if name in OLD else f'did you mean {meant}?'
+            text = f'config {path}: nothing reads {name!r}; {cure}'
             # A config that MMEngine wrote has variables, but no longer what was made of them.
-            if meant not in cfg or '_base_' in cfg.text:
+            if re.split(r'\W', meant)[0] not in cfg or '_base_' in cfg.text:
                 raise ValueError(text)
             log_warning(text)
+
+
+def _assigned(path: str) -> set:
+    """Return the names that a Python config assigns itself, without those of its bases."""
+    tree = ast.parse(Path(path).read_text(encoding='utf-8') if path.endswith('.py') else '')
+    targets = [t for s in tree.body if isinstance(s, ast.Assign) for t in s.targets]
+    return {t.id for t in targets if isinstance(t, ast.Name)}
 
 
 def _check_override(option: str, cfg: Config) -> None:

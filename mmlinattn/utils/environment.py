@@ -12,7 +12,7 @@ def use_utf8() -> None:
     """Start the process anew in Python's UTF-8 mode if the locale has another encoding.
 
     The frameworks and pycocotools read and write text in the encoding of the locale. That of
-    ``LC_ALL=C`` is ASCII, which has no names of classes or files in other scripts.
+    ``zh_CN.GBK`` cannot read most files of others.
     """
     encoding = codecs.lookup(locale.getpreferredencoding(False)).name
     if encoding != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':

@@ -1,17 +1,20 @@
 """Crops of the objects of a detection set."""
 
 import json
+import runpy
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from mmlinattn.datasets.crops import DESCRIPTION, crop_objects
 from mmlinattn.datasets.shapes.layouts import square_crop
 
+TOOL = Path(__file__).parents[2] / 'tools/dataset_converters/coco_crops.py'
+DESCRIPTION = 'crops.json'
 BOXES = [  # class, x, y, width, height on a picture of 60 x 40 (width x height)
     ('cell', 10, 10, 8, 4),
     ('cell', 0, 30, 4, 10),
@@ -46,6 +49,12 @@ def source(tmp_path):
     for name in ('train', 'val'):
         (folder / f'annotations/{name}.json').write_text(json.dumps(coco))
     return folder
+
+
+def crop_objects(source, root, splits, size=64, max_per_class=None, seed=0):
+    written = runpy.run_path(str(TOOL))['crop_objects']
+    written(source, root, splits, size, 1.25, max_per_class or {}, seed)
+    return root
 
 
 @pytest.mark.parametrize('box', [box for _, *box in BOXES])
@@ -118,9 +127,26 @@ def test_bad_data_leaves_nothing(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['source']
 
 
-def test_script(source, tmp_path, root):
+def test_crops_that_cannot_be_written_and_crowds(source, tmp_path):
+    file = source / 'annotations/val.json'
+    coco = json.loads(file.read_text())
+    coco['annotations'][0]['iscrowd'] = 1
+    file.write_text(json.dumps(coco))
+    root = crop_objects(source, tmp_path / 'out', dict(val=['val']))
+    assert len([*root.rglob('*.jpg')]) == len(BOXES) - 1
+    name = 'x' * 250 + '.png'
+    (source / 'images/one.png').rename(source / 'images' / name)
+    coco['images'][0]['file_name'], coco['annotations'][0]['id'] = name, 100_000
+    coco['annotations'][0]['iscrowd'] = 0
+    file.write_text(json.dumps(coco))
+    with pytest.raises(OSError, match='File name too long'):
+        crop_objects(source, tmp_path / 'long', dict(val=['val']))
+    assert not (tmp_path / 'long').exists()
+
+
+def test_script(source, tmp_path):
     def script(*words):
-        command = [sys.executable, root / 'tools/dataset_converters/coco_crops.py', *words]
+        command = [sys.executable, TOOL, *words]
         return subprocess.run([*map(str, command)], capture_output=True, text=True)
 
     done = script(source, tmp_path / 'out', '--size', 8, '--max-per-class', 1)

@@ -215,13 +215,15 @@ def test_training_ends_before_data_is_read(tmp_path, error_of):
 @pytest.mark.parametrize(
     'text, message',
     [
-        ("optimizer = dict(type='AdamW')", 'optimizer: write optim_wrapper=dict'),
-        ("lr_config = dict(policy='poly')", 'lr_config: write param_scheduler='),
+        ("optimizer = dict(type='AdamW')", "'optimizer'; write optim_wrapper=dict"),
+        ("lr_config = dict(policy='poly')", "'lr_config'; write param_scheduler"),
+        ('total_epochs = 3', "'total_epochs'; write train_cfg"),
+        ('evaluation = dict(interval=1)', "'evaluation'; write train_cfg.val_interval"),
     ],
 )
 def test_sections_of_2x_that_nothing_reads(tmp_path, text, message):
     path = config(tmp_path, 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', text)
-    with pytest.raises(ValueError, match=f'MMDetection 2.x .* which nothing reads: {message}'):
+    with pytest.raises(ValueError, match=f'nothing reads {message}'):
         load_config(path)
 
 

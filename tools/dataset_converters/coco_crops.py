@@ -6,10 +6,81 @@ test.json.
 """
 
 import argparse
+import json
+from collections import Counter
 from pathlib import Path
+from typing import Any, Dict, List, Optional
 
-from mmlinattn.datasets.crops import crop_objects
+import cv2
+import numpy as np
+
+from mmlinattn.datasets.shapes.layouts import JPEG_QUALITY, square_crop
+from mmlinattn.utils import staged_folder, write_json
 from mmlinattn.utils.command_line import errors_in_one_line
+
+DESCRIPTION = 'crops.json'
+
+
+def crop_objects(
+    source: Path, root: Path, splits: Dict[str, List[str]], size: int, scale: float,
+    max_per_class: Dict[str, int], seed: int,
+) -> None:  # fmt: skip
+    """Write ``root/<split>/<class>/*.jpg``, one square crop per box, and ``root/crops.json``.
+
+    An existing set with the same arguments is kept. ``splits`` has the annotation files of each.
+    """
+    parameters = dict(
+        source=source.name, splits=splits, size=size, scale=scale, max_per_class=max_per_class,
+        seed=seed,
+    )  # fmt: skip
+    if root.exists():
+        if _parameters_of(root) != parameters:
+            raise FileExistsError(f'{root} exists and is not the set of crops {parameters}')
+        return
+    with staged_folder(root) as staging:
+        counts = {split: _write_split(source, staging, parameters, split) for split in splits}
+        write_json(staging / DESCRIPTION, dict(parameters=parameters, counts=counts))
+
+
+def _parameters_of(root: Path) -> Optional[Dict[str, Any]]:
+    try:
+        return json.loads((root / DESCRIPTION).read_bytes())['parameters']
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write_split(
+    source: Path, root: Path, parameters: Dict[str, Any], split: str
+) -> Dict[str, int]:
+    """Write the crops of a split and return their number per class."""
+    boxes, folder = [], root / split
+    for name in parameters['splits'][split]:
+        coco = json.loads((source / 'annotations' / f'{name}.json').read_bytes())
+        classes = {category['id']: category['name'] for category in coco['categories']}
+        files = {image['id']: image['file_name'] for image in coco['images']}
+        for a in coco['annotations']:
+            if a.get('iscrowd'):  # no single object
+                continue
+            if min(a['bbox'][2:]) <= 0:
+                raise ValueError(f'{name}.json: annotation {a["id"]} has the box {a["bbox"]}')
+            boxes.append((classes[a['category_id']], files[a['image_id']], a['id'], a['bbox']))
+        for label in classes.values():  # empty classes need a folder: readers number the folders
+            (folder / label).mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(parameters['seed'])
+    counts: Counter[str] = Counter()
+    for i in generator.permutation(len(boxes)):
+        label, file, number, bbox = boxes[i]
+        if counts[label] == parameters['max_per_class'].get(split):
+            continue
+        image = cv2.imread(str(source / 'images' / file))
+        if image is None:
+            raise FileNotFoundError(f'{source / "images" / file} is missing or no picture')
+        crop = square_crop(image, bbox, parameters['size'], parameters['scale'])
+        path = folder / label / f'{Path(file).stem}_{number}.jpg'
+        jpeg = cv2.imencode('.jpg', crop, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
+        path.write_bytes(jpeg.tobytes())  # cv2.imwrite raises no error
+        counts[label] += 1
+    return dict(sorted(counts.items()))
 
 
 def main() -> None:
@@ -28,8 +99,8 @@ def main() -> None:
     limits = dict(train=args.max_per_class, val=args.max_per_class_val)
     limits = {split: most for split, most in limits.items() if most is not None}
     with errors_in_one_line():
-        root = crop_objects(args.source, args.out, splits, args.size, args.scale, limits, args.seed)
-    print(f'crops are in {root}')
+        crop_objects(args.source, args.out, splits, args.size, args.scale, limits, args.seed)
+    print(f'crops are in {args.out}')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-# Single cells cut out of BCCD (mmlinattn.datasets.crops), in ImageNet's layout: 3 classes, 64x64.
+# Single cells cut out of BCCD by tools/dataset_converters/coco_crops.py: 3 classes, 64x64.
 _base_ = './shapes_classification.py'
 data_root = 'data/bccd_cells'
 classes = ('Platelets', 'RBC', 'WBC')  # in the order of the folders

@@ -53,19 +53,6 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
     return compared
 
 
-def check_trained_sizes(model: nn.Module) -> None:
-    """Raise ValueError if MMSegmentation's preprocessor cannot make batches of trained images."""
-    preprocessor = getattr(model, 'data_preprocessor', None)
-    names = ('size', 'size_divisor')
-    sizes = {name: getattr(preprocessor, name, None) for name in names}
-    given = [name for name in names if sizes[name] is not None]
-    if type(preprocessor).__name__ == 'SegDataPreProcessor' and len(given) != 1:
-        raise ValueError(
-            f'model.data_preprocessor has size={sizes["size"]} and '
-            f'size_divisor={sizes["size_divisor"]}: training needs one of them, the other is None'
-        )
-
-
 def check_single_images(model: nn.Module) -> None:
     """Raise ValueError if a part of a model cannot be trained on one image.
 

@@ -8,7 +8,6 @@ from mmengine.config import Config
 from torch import nn
 
 from ...datasets.audit.coco import Finding, check_coco, read_json
-from ...utils import dicts, key_of
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
 from .classes import (
@@ -33,10 +32,9 @@ from .data import (
     unread_files,
 )
 from .evaluators import check_ignored_label, check_scored_file
-from .model import HEADS, check_channels, check_trained_sizes
+from .model import check_channels
 from .sample_loading import base_datasets, sample_findings
 
-PARTS = ('backbone', 'neck', 'roi_head', *HEADS)  # whose dicts have a type
 # Options of a data set that do not choose its files.
 SAME_FILES = {'pipeline', 'filter_cfg', 'metainfo', 'return_classes'}
 
@@ -60,15 +58,13 @@ def check_run(cfg: Config, *splits: str) -> List[str]:
     frameworks leave out.
 
     Raises:
-        ValueError: see :func:`check_channels` and :func:`check_trained_sizes`.
+        ValueError: see :func:`check_channels`.
         FileNotFoundError: see :func:`check_data`.
         DataError: a check found what would end the run or give wrong results.
     """
     model = _built(cfg)
     if model is not None:
         check_channels(cfg, model)
-        if 'train' in splits:
-            check_trained_sizes(model)
     for split in splits:
         check_data(cfg, f'{split}_dataloader', f'{split}_evaluator')
     found: Dict[str, List[Finding]] = {}
@@ -204,13 +200,6 @@ def _built(cfg: Config) -> Optional[nn.Module]:
         return None
     try:
         return build_model(cfg)
-    except KeyError as error:
-        parts = [(f'model.{place}', node) for place, node in dicts(cfg.model) if place]
-        parts = [('model', cfg.model), *(part for part in parts if key_of(part[0]) in PARTS)]
-        untyped = [place for place, node in parts if 'type' not in node]
-        if untyped and 'must contain the key "type"' in str(error):
-            raise ValueError(f'{untyped[0]} of the config has no type') from error
-        raise
     except ValueError as error:
         if 'process group' in str(error):
             return None
