@@ -47,7 +47,6 @@ model = dict(
             num_heads=8,
             feedforward_channels=2048,
             dropout=0.1,
-            dynamic_scale='type3',
             smooth=8.0,
         ),
     ),

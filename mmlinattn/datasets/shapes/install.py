@@ -9,6 +9,8 @@ from typing import Any, Dict, Optional, Union
 from ...utils import check_integer, staged_folder
 from . import draw, layouts
 
+FILE = 'shapes.json'
+
 
 def generate(
     root: Union[str, os.PathLike] = 'data/shapes',
@@ -58,27 +60,28 @@ def generate(
         crop_scale=layouts.CROP_SCALE,
     )
     target = Path(root).resolve()
-    if _is_there(target, parameters):
+    if is_there(target, FILE, 'Shapes', parameters):
         print(f'Shapes in {root} is up to date')
         return Path(root)
     with staged_folder(target) as staging:
         layouts.write_set(staging, parameters, workers)
-        if _is_there(target, parameters):  # another process has written it meanwhile
+        if is_there(target, FILE, 'Shapes', parameters):  # another process has written it meanwhile
             shutil.rmtree(staging)
     return Path(root)
 
 
-def _is_there(root: Path, parameters: Dict[str, Any]) -> bool:
+def is_there(root: Path, file: str, name: str, parameters: Dict[str, Any]) -> bool:
     """Return True if the set is already at root; raise FileExistsError if something else is."""
     if not root.exists():
         return False
     try:
-        description = json.loads((root / 'shapes.json').read_bytes())
-        found = description['parameters'] if description['format'] == layouts.FORMAT else None
-    except (OSError, ValueError, TypeError, KeyError):
+        description = json.loads((root / file).read_bytes())
+        known = description.get('format', layouts.FORMAT) == layouts.FORMAT
+        found = description['parameters'] if known else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         found = None
     if not isinstance(found, dict):
-        raise FileExistsError(f'{root} exists and is not a Shapes set: choose another root')
+        raise FileExistsError(f'{root} exists and is not a {name} set: choose another root')
     differing = [
         f'{name} is {found.get(name)!r} instead of {parameters.get(name)!r}'
         for name in sorted(found.keys() | parameters.keys())
@@ -86,7 +89,7 @@ def _is_there(root: Path, parameters: Dict[str, Any]) -> bool:
     ]
     if differing:
         raise FileExistsError(
-            f'{root} is a Shapes set with other parameters: {", ".join(differing)}. Choose another '
+            f'{root} is a {name} set with other parameters: {", ".join(differing)}. Choose another '
             'root, or remove it'
         )
     return True

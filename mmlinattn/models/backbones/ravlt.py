@@ -62,13 +62,10 @@ class RAVLT(HierarchicalBackbone):
         kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
-        (B, in_channels, H, W) with H, W >= 32.
+        (B, in_channels, H, W) of any size.
 
     Returns:
         tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
-    Raises:
-        ValueError: the image is smaller than the stride.
 
     Example:
         >>> import torch

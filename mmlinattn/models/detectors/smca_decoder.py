@@ -13,7 +13,7 @@ from ..layers import SoftmaxAttention, softmax_attention
 from ..layers.linear_projection import apply_dropout, linear_parts
 from .detr_attention import build_detr_attention
 from .smca_encoder import DETRFFN
-from .smca_modulation import SCALES_PER_HEAD, gaussian_map
+from .smca_modulation import gaussian_map
 
 
 class Memory(NamedTuple):
@@ -85,7 +85,6 @@ class SMCADecoderLayer(BaseModule):
         feedforward_channels: hidden channels of the feed-forward layer.
         dropout: dropout rate on attention weights, on all three outputs, and inside the
             feed-forward layer.
-        dynamic_scale: ``'type1'`` to ``'type3'``, see :func:`gaussian_map`.
         smooth: see :func:`gaussian_map`.
         cross_attn_cfg: config of another cross-attention, such as
             ``dict(type='LinearCrossAttention', attn_cfg='MALA')``, see
@@ -93,7 +92,7 @@ class SMCADecoderLayer(BaseModule):
             to add it to. None for the modulated one.
 
     Raises:
-        ValueError: ``dynamic_scale`` is unknown, or ``smooth`` is not positive.
+        ValueError: ``smooth`` is not positive.
         TypeError: ``cross_attn_cfg`` lacks arguments of mmcv's ``MultiheadAttention``.
     """
 
@@ -103,15 +102,10 @@ class SMCADecoderLayer(BaseModule):
         num_heads: int = 8,
         feedforward_channels: int = 2048,
         dropout: float = 0.1,
-        dynamic_scale: str = 'type3',
         smooth: float = 8.0,
         cross_attn_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
-        if dynamic_scale not in SCALES_PER_HEAD:
-            raise ValueError(
-                f'dynamic_scale must be one of {tuple(SCALES_PER_HEAD)}, got {dynamic_scale!r}'
-            )
         if smooth <= 0:
             raise ValueError(f'smooth must be positive, got {smooth}')
         self.embed_dims = embed_dims
@@ -138,8 +132,7 @@ class SMCADecoderLayer(BaseModule):
         self.norms = ModuleList(nn.LayerNorm(embed_dims) for _ in range(3))
         self.point_norm = nn.LayerNorm(embed_dims)
         self.offset = nn.Linear(embed_dims, 2 * num_heads) if self.modulated else None
-        num_scales = SCALES_PER_HEAD[dynamic_scale] * num_heads if self.modulated else 0
-        self.scale = nn.Linear(embed_dims, num_scales) if num_scales else None
+        self.scale = nn.Linear(embed_dims, 2 * num_heads) if self.modulated else None
 
     def point_features(self, query: Tensor, query_pos: Tensor) -> Tensor:
         """Return the features that points, offsets and scales are predicted from, (B, Q, C)."""
@@ -153,13 +146,11 @@ class SMCADecoderLayer(BaseModule):
         ``query`` and ``query_pos`` (B, Q, C) are the input of the layer, ``reference`` (B, Q, 2)
         the reference points, x and y in cells.
         """
-        assert self.offset is not None  # self.modulated
+        assert self.offset is not None and self.scale is not None  # self.modulated
         features = self.point_features(query, query_pos)
         offsets = self.offset(features).unflatten(-1, (self.num_heads, -1))  # [B, Q, heads, 2]
-        scales = None
-        if self.scale is not None:
-            scales = self.scale(features).unflatten(-1, (self.num_heads, -1))
-            scales = scales.to(reference.dtype).square()
+        scales = self.scale(features).unflatten(-1, (self.num_heads, -1))
+        scales = scales.to(reference.dtype).square()
         centers = reference.unsqueeze(-2) + offsets.to(reference.dtype)
         return gaussian_map(centers, scales, hw_shape, self.smooth)
 

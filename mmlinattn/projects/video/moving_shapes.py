@@ -13,7 +13,6 @@ The root contains::
 """
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Union
@@ -22,6 +21,7 @@ import cv2
 import numpy as np
 
 from ...datasets.shapes.draw import OUTLINES, covered_area
+from ...datasets.shapes.install import is_there
 from ...utils import check_integer, staged_folder, write_json
 from ...utils.command_line import errors_in_one_line
 from .pyav import write_video
@@ -121,8 +121,7 @@ def generate_videos(
     if size % 2:
         raise ValueError(f'size must be even for H.264, got {size}')
     target = Path(root).resolve()
-    if target.exists():
-        _check_same(target, parameters)
+    if is_there(target, DESCRIPTION, 'Moving Shapes', parameters):
         print(f'Moving Shapes in {root} is up to date')
         return Path(root)
     with staged_folder(target) as staging:
@@ -137,16 +136,6 @@ def generate_videos(
             (staging / f'{split}.txt').write_text('\n'.join(lines) + '\n')
         write_json(staging / DESCRIPTION, dict(parameters=parameters, classes=CLASSES))
     return Path(root)
-
-
-def _check_same(root: Path, parameters: dict) -> None:
-    try:
-        found = json.loads((root / DESCRIPTION).read_text())['parameters']
-    except (OSError, ValueError, TypeError, KeyError):
-        found = None
-    if found != parameters:
-        what = 'no Moving Shapes set' if found is None else f'a set with other parameters, {found}'
-        raise FileExistsError(f'{root} exists and is {what}: choose another folder or remove it')
 
 
 def main() -> None:

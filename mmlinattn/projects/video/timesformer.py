@@ -165,13 +165,12 @@ class TimeSformer(ViT):
         frames = None if self.frames_apart else self.num_frames
         return ClipEmbed(*args, num_frames=frames, **kwargs)
 
-    def build_layer(
-        self, *args, ffn: str = 'mlp', layer_scale_init: Optional[float] = None, **kwargs
-    ) -> nn.Module:
-        if ffn != 'mlp':
-            raise ValueError(f"ffn must be 'mlp' for clips, got {ffn!r}")
-        if layer_scale_init is not None:
-            raise ValueError(f'layer_scale_init must be None for clips, got {layer_scale_init}')
+    def build_layer(self, *args, **kwargs) -> nn.Module:
+        fixed = dict(ffn='mlp', layer_scale_init=None, cpe=False, key_bias=True)
+        for name, value in fixed.items():
+            given = kwargs.pop(name, value)
+            if given != value:
+                raise ValueError(f'{name} must be {value!r} for clips, got {given!r}')
         return SpaceTimeBlock(*args, steps=self.steps, **kwargs)
 
     def init_layer(self, layer: Union[nn.Conv2d, nn.Linear]) -> None:

@@ -55,10 +55,10 @@ class GeneratorDiscriminatorConstructor(DefaultOptimWrapperConstructor):
 class AlternatingDistributedDataParallel(MMDistributedDataParallel):
     """MMDistributedDataParallel for a model whose training step has several optimizers in turns.
 
-    The model implements ``alternate(run, data, optim_wrapper)``, its training step, and calls
-    ``run`` in place of itself. Each backward pass averages the gradients of its parameters over the
-    processes. MMEngine's MMSeparateDistributedDataParallel wraps each part of the model instead,
-    which renames parameters, so that its EMAHook fails.
+    The model's ``train_step`` takes ``run``, this wrapper, and calls it in place of itself. Each
+    backward pass averages the gradients of its parameters over the processes. MMEngine's
+    MMSeparateDistributedDataParallel wraps each part of the model instead, which renames
+    parameters, so that its EMAHook fails.
 
     Args:
         module: the model.
@@ -74,4 +74,4 @@ class AlternatingDistributedDataParallel(MMDistributedDataParallel):
         super().__init__(module, broadcast_buffers=broadcast_buffers, **kwargs)
 
     def train_step(self, data: Any, optim_wrapper: Any) -> Dict[str, Tensor]:
-        return self.module.alternate(self, data, optim_wrapper)
+        return self.module.train_step(data, optim_wrapper, run=self)

@@ -1,7 +1,6 @@
 """ViT-VQGAN: images through a codebook and back, with any attention."""
 
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from mmengine.optim import OptimWrapperDict
 from mmengine.registry import MODELS
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ...models.backbones.vision_transformer import ViT
 from ...models.layers import map_to_tokens, tokens_to_map
@@ -108,7 +108,7 @@ class ViTVQGAN(BaseModel):
         for name in own:
             options.pop(name, None)
         options['arch'] = {k: v for k, v in arch.items() if k != 'patch_size'}
-        options.setdefault('img_size', 224)
+        options['img_size'] = options.get('img_size') or arch.get('img_size', 224)
         options = dict(options, code_dims=code_dims, patch_size=self.patch_size)
         self.decoder = ViTDecoder(**dict(options, **(decoder or {})))
         self.discriminator = _build(discriminator, 'StyleDiscriminator')
@@ -205,26 +205,24 @@ class ViTVQGAN(BaseModel):
         if self.perceptual is not None:
             losses['perceptual'] = self.perceptual(reconstruction, image)
         if self.discriminator is not None:
-            with _frozen(self.discriminator):
-                fake = self.discriminator(reconstruction)
+            # The discriminator passes gradients on and gets none.
+            constants = {name: p.detach() for name, p in self.discriminator.named_parameters()}
+            fake = functional_call(self.discriminator, constants, reconstruction)
             losses['adversarial'] = adversarial_losses(fake, fake)[0]
         losses = {f'loss_{name}': weights[name] * loss for name, loss in losses.items()}
         losses = dict(loss_vq=quantized.loss, **losses)
         losses['perplexity'] = perplexity(quantized.codes.flatten().bincount()).float()
         return losses, reconstruction.detach()
 
-    def train_step(self, data: Union[dict, tuple, list], optim_wrapper: Any) -> Dict[str, Tensor]:
+    def train_step(
+        self, data: Union[dict, tuple, list], optim_wrapper: Any, run: Optional[Callable] = None
+    ) -> Dict[str, Tensor]:
         """Update generator and discriminator; return losses and the perplexity for the log.
 
         ``optim_wrapper`` is MMEngine's OptimWrapperDict with ``generator`` and, if the model has a
-        discriminator, ``discriminator``.
+        discriminator, ``discriminator``. ``run`` is called in place of this model.
         """
-        return self.alternate(self, data, optim_wrapper)
-
-    def alternate(
-        self, run: Callable, data: Union[dict, tuple, list], optim_wrapper: Any
-    ) -> Dict[str, Tensor]:
-        """Run :meth:`train_step`; ``run`` is this model, or its distributed wrapper."""
+        run = self if run is None else run
         if not isinstance(optim_wrapper, OptimWrapperDict) or GENERATOR not in optim_wrapper:
             raise InputError(
                 'ViTVQGAN has two optimisers: set '
@@ -248,18 +246,6 @@ class ViTVQGAN(BaseModel):
 
 def _build(cfg: Optional[dict], kind: str) -> Optional[nn.Module]:
     return None if cfg is None else MODELS.build(dict(dict(type=kind), **cfg))
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    """Let gradients pass through a module without gradients of its parameters."""
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
 
 
 def _to_bytes(image: Tensor) -> Tensor:

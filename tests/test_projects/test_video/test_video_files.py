@@ -308,7 +308,7 @@ def test_moving_shapes_are_written_once(tmp_path, root, capfd):
     assert run(folder, *options) == 0 and 'up to date' in capfd.readouterr().out
     assert run(folder, *options, '--seed', '1') == 2
     assert 'other parameters' in capfd.readouterr().err
-    with pytest.raises(FileExistsError, match='no Moving Shapes set'):
+    with pytest.raises(FileExistsError, match='is not a Moving Shapes set'):
         generate_videos(tmp_path)
     for bad, error in (
         ('--size', 'size must be an integer of at least 32'),

@@ -53,6 +53,15 @@ def batch(count: int = 4) -> dict:
     return dict(inputs=[torch.randint(0, 256, (3, SIDE, SIDE)).byte() for _ in range(count)])
 
 
+def test_the_decoder_has_the_size_of_the_encoder():
+    cfg = config()
+    cfg['backbone']['arch']['img_size'] = cfg['backbone'].pop('img_size')
+    model = MODELS.build(cfg)
+    assert [*model.decoder.parameters()][0].shape == [*build().decoder.parameters()][0].shape
+    inputs = torch.rand(1, 3, SIDE, SIDE)
+    assert model(inputs).shape == inputs.shape
+
+
 def test_encoder_is_the_vision_transformer():
     """A ViT of the zoo with the same weights, and torch's own layers, give the same features."""
     model = build()
