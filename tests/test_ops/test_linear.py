@@ -56,6 +56,11 @@ def test_without_a_normaliser_halves_do_not_overflow():
         (dict(v=torch.rand(1, 2, 5, 8)), ValueError, r'v must .* \(1, 2, 6, d_v\), got \(1, 2, 5'),
         (dict(v=torch.rand(1, 2, 6, 8).double()), ValueError, 'v is torch.float64'),
         (dict(k=torch.rand(1, 2, 6, 8, device='meta')), ValueError, 'k is .* on meta, q .* on cpu'),
+        (
+            dict(key_padding_mask=torch.zeros(1, 6, dtype=torch.bool, device='meta')),
+            ValueError,
+            'key_padding_mask is on meta, q is on cpu',
+        ),
         (dict(key_padding_mask=torch.zeros(1, 6)), TypeError, 'must be bool'),
         (dict(backend='quick'), ValueError, "'quick'"),
         (dict(feature_map='exp'), ValueError, "feature_map must be one of .* got 'exp'"),

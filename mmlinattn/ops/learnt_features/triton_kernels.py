@@ -248,6 +248,8 @@ def backward(
     q, k, *learnt = tensors
     launches = _BackwardLaunches(CallKey.of(options, *tensors, *grads))
     dq, dk = token_major(q), token_major(k)
+    # Hooks of saved tensors, such as torch.autograd.graph.save_on_cpu, may change the strides.
+    saved = [x if x.stride() == dq.stride() else token_major(x).copy_(x) for x in saved]
     _memory, *parts = launches.scratch.allocate(q, launches.add[-1])
     frequencies, weight, _ = learnt
     launches.tokens(q, k, frequencies, weight, *saved, *grads, dq, dk, *parts)

@@ -57,7 +57,8 @@ def test_the_decoder_has_the_size_of_the_encoder():
     cfg = config()
     cfg['backbone']['arch']['img_size'] = cfg['backbone'].pop('img_size')
     model = MODELS.build(cfg)
-    assert [*model.decoder.parameters()][0].shape == [*build().decoder.parameters()][0].shape
+    sizes, expected = ([p.shape for p in m.decoder.parameters()] for m in (model, build()))
+    assert sizes == expected
     inputs = torch.rand(1, 3, SIDE, SIDE)
     assert model(inputs).shape == inputs.shape
 
