@@ -12,7 +12,7 @@ from ..utils.messages import log_warning
 SIDE = 32
 # Bytes of a record: a coarse label, a fine label, and the red, green and blue planes of an image.
 RECORD = 2 + 3 * SIDE * SIDE
-COARSE, FINE = 20, 100
+FINE = 100
 RELEASED = dict(train=50_000, test=10_000)
 NAMES = 'fine_label_names.txt'
 WHERE = 'see configs/ripple/README.md#data'
@@ -78,13 +78,8 @@ def _read_records(path: str) -> Tuple[np.ndarray, np.ndarray]:
             f'the binary version of CIFAR-100, or not all of it; {WHERE}'
         )
     records = data.reshape(-1, RECORD)
-    for name, column, count in (('coarse', 0, COARSE), ('fine', 1, FINE)):
-        largest = int(records[:, column].max())
-        if largest >= count:
-            raise ValueError(
-                f'{path} has the {name} label {largest}, which must be below {count}: not the '
-                f'binary version of CIFAR-100; {WHERE}'
-            )
+    if records[:, 1].max() >= FINE:
+        raise ValueError(f'{path} has labels above {FINE - 1}: not of CIFAR-100; {WHERE}')
     planes = records[:, 2:].reshape(-1, 3, SIDE, SIDE)
     return np.ascontiguousarray(planes[:, ::-1].transpose(0, 2, 3, 1)), records[:, 1]
 

@@ -1,4 +1,5 @@
 import cmath
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -116,6 +117,27 @@ def test_small_tables_are_few(monkeypatch):
         Rotary((9, 9), 4, augment=torch.ones(2, 2)).axes()
         is not [*numerics._CONSTANTS.values()][-1]
     )
+
+
+def test_tables_that_a_cuda_graph_reads_are_kept(monkeypatch):
+    """A replay reads the memory that was captured, also after 256 other sizes."""
+    for name in ('_CONSTANTS', '_CAPTURED'):
+        monkeypatch.setattr(numerics, name, {})
+    capturing = False
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: capturing)
+
+    device, build = torch.device('cuda'), lambda size, _: torch.zeros(size)
+
+    def table(size):
+        return weakref.ref(numerics.constant(build, device, size))
+
+    before = [table(1), table(2)]
+    capturing = True
+    assert table(1)() is before[0]()
+    capturing = False
+    for size in range(3, 300):
+        table(size)
+    assert before[0]() is not None and before[1]() is None
 
 
 def test_tables_of_an_inference_mode_serve_training(monkeypatch):

@@ -236,8 +236,8 @@ def constant(
     """Return ``build(*args, device)``, from a cache except while operations are recorded.
 
     Building a table of a few numbers takes several kernels, in every layer and step. Arguments are
-    hashable. Callers must not change the result. The cache keeps at least the last 16 results, and
-    up to 256 of together 64 MiB.
+    hashable. Callers must not change the result. The cache keeps at least the last 16 results, up
+    to 256 of together 64 MiB, and those that CUDA graphs read.
     """
     tracing = is_tracing() if tracing is None else tracing
     if tracing or has_dispatch_mode() or device.type == 'meta':
@@ -256,10 +256,13 @@ def constant(
                 len(_CONSTANTS) > 16 and sum(x.nbytes for x in _CONSTANTS.values()) > _MOST_BYTES
             ):
                 _CONSTANTS.pop(next(iter(_CONSTANTS)))  # the oldest one
+    elif device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
+        _CAPTURED[id(found)] = found  # the CUDA graph reads this memory at every replay
     return found
 
 
 _CONSTANTS: Dict[tuple, Tensor] = {}
+_CAPTURED: Dict[int, Tensor] = {}
 _MOST_CONSTANTS, _MOST_BYTES, _LOCK = 256, 2**26, threading.Lock()
 
 

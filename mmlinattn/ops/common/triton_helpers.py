@@ -19,13 +19,13 @@ kernel = functools.partial(triton.jit, do_not_specialize=SIZES)
 
 @triton.jit
 def feature(x, FEATURE: tl.constexpr):
-    """Compute phi(x), one of FEATURES."""
+    """Compute phi(x), one of FEATURES; NaN stays NaN, which max of a GPU would drop."""
     if FEATURE == ELU1:
         # exp2: tl.exp would add instructions for results below 2^-126.
         negative = tl.exp2(tl.minimum(x, 0.0) * 1.4426950408889634)
-        x = tl.maximum(x, 0.0) + negative
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + negative
     elif FEATURE == RELU:
-        x = tl.maximum(x, 0.0)
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return x
 
 

@@ -4,15 +4,13 @@ from typing import Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import ConvModule
+from mmcv.cnn.bricks.non_local import NonLocal1d, NonLocal2d, NonLocal3d
 from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...models.layers.attention_info import AttentionInfo
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-
-MODES = ('gaussian', 'embedded_gaussian', 'dot_product', 'concatenation')
 
 
 @MODELS.register_module()
@@ -82,35 +80,18 @@ class NonLocalBlock(BaseModule):
         super().__init__(init_cfg)
         if dims not in (1, 2, 3):
             raise ValueError(f'dims must be 1, 2 or 3, got {dims!r}')
-        if mode not in MODES:
-            raise ValueError(f'mode must be one of {MODES}, got {mode!r}')
         if in_channels < 1 or reduction < 1:
             raise ValueError(
                 f'in_channels and reduction must be at least 1, got {in_channels} and {reduction}'
             )
         self.in_channels, self.dims, self.mode = in_channels, dims, mode
         self.use_scale = use_scale
-        inner = max(in_channels // reduction, 1)
-
-        def conv(in_dims: int, out_dims: int, norm_cfg: Optional[dict] = None) -> ConvModule:
-            cfg = dict(type=f'Conv{dims}d')
-            return ConvModule(in_dims, out_dims, 1, conv_cfg=cfg, norm_cfg=norm_cfg, act_cfg=None)
-
-        def add_pooling(layer: nn.Module) -> nn.Module:
-            if not sub_sample:
-                return layer
-            pool = (nn.MaxPool1d(2), nn.MaxPool2d(2), nn.MaxPool3d((1, 2, 2)))[dims - 1]
-            return pool if isinstance(layer, nn.Identity) else nn.Sequential(layer, pool)
-
-        def embedding() -> nn.Module:
-            return nn.Identity() if mode == 'gaussian' else conv(in_channels, inner)
-
-        self.g = add_pooling(conv(in_channels, inner))
-        self.conv_out = conv(inner, in_channels, norm_cfg)
-        self.theta, self.phi = embedding(), add_pooling(embedding())
-        if mode == 'concatenation':
-            # As in mmcv, a 2D convolution; only the two halves of its weight are used.
-            self.concat_project = ConvModule(2 * inner, 1, 1, bias=False, act_cfg=dict(type='ReLU'))
+        layers = (NonLocal1d, NonLocal2d, NonLocal3d)[dims - 1](
+            in_channels, sub_sample, mode=mode, reduction=reduction, norm_cfg=norm_cfg
+        )
+        own = dict(layers.named_children())
+        for name in (*own, 'theta', 'phi'):  # 'gaussian' embeds neither
+            self.add_module(name, own.get(name, nn.Identity()))
         self._init_parameters()
 
     def init_weights(self) -> None:

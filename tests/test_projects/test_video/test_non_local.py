@@ -152,7 +152,7 @@ def test_neck():
 @pytest.mark.parametrize(
     'options, message',
     [
-        (dict(mode='cosine'), "mode must be one of .*, got 'cosine'"),
+        (dict(mode='cosine'), "Mode should be in .*'dot_product', but got cosine"),
         (dict(dims=4), 'dims must be 1, 2 or 3, got 4'),
         (dict(in_channels=0), 'in_channels .* got 0'),
         (dict(reduction=0), 'reduction .* 0'),
