@@ -37,6 +37,7 @@ OLD = {
     'evaluation': 'train_cfg.val_interval',
     'checkpoint_config': 'default_hooks.checkpoint', 'log_config': 'default_hooks.logger',
 }  # fmt: skip
+BASES = re.compile(r'^[ \t"]*_base_"?\s*[=:]|\bread_base\b', re.MULTILINE)
 FRAMEWORKS = ('mmdet', 'mmseg', 'mmpretrain')
 
 
@@ -183,24 +184,26 @@ def _check_names(cfg: Config, path: str) -> None:
         meant = OLD.get(name) or nearest(name, TOP_LEVEL)
         if not meant:
             continue
-        # Beside the variable of a base config, which that has read.
-        if name == 'optimizer' and {'optimizer', 'optim_wrapper'} & _assigned(path) == {name}:
-            raise ValueError(f'config {path}: nothing reads {name!r}; write {meant}')
+        if name == 'optimizer':  # a variable in many configs, which optim_wrapper reads
+            if {name, 'optim_wrapper'} & _assigned(path) == {name}:
+                raise ValueError(f'config {path}: nothing reads {name!r}; write {meant}')
+            continue
         assigned = re.findall(rf'^[ \t"\']*{name}["\']?\s*[=:]', cfg.text, re.MULTILINE)
         if assigned and len(assigned) == len(re.findall(rf'\b{name}\b', cfg.text)):
             cure = f'write {meant}' if name in OLD else f'did you mean {meant}?'
             text = f'config {path}: nothing reads {name!r}; {cure}'
             # A config that MMEngine wrote has variables, but no longer what was made of them.
-            if re.split(r'\W', meant)[0] not in cfg or '_base_' in cfg.text:
+            if re.split(r'\W', meant)[0] not in cfg or BASES.search(cfg.text):
                 raise ValueError(text)
             log_warning(text)
 
 
 def _assigned(path: str) -> set:
-    """Return the names that a Python config assigns itself, without those of its bases."""
+    """Return the names that a Python config assigns itself and does not use as variables."""
     tree = ast.parse(Path(path).read_text(encoding='utf-8') if path.endswith('.py') else '')
     targets = [t for s in tree.body if isinstance(s, ast.Assign) for t in s.targets]
-    return {t.id for t in targets if isinstance(t, ast.Name)}
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and type(n.ctx) is ast.Load}
+    return {t.id for t in targets if isinstance(t, ast.Name)} - used
 
 
 def _check_override(option: str, cfg: Config) -> None:

@@ -227,7 +227,18 @@ def test_sections_of_2x_that_nothing_reads(tmp_path, text, message):
         load_config(path)
 
 
-def test_a_variable_that_the_wrapper_reads(tmp_path):
+def test_a_variable_that_the_wrapper_reads(tmp_path, capsys):
+    dumped = tmp_path / 'dumped.py'
+    sgd = "optimizer = dict(type='SGD')\n"
+    dumped.write_text(sgd + 'optim_wrapper = dict(\n    ' + sgd.strip() + ')\n')
+    assert load_config(str(dumped)).optim_wrapper.optimizer.type == 'SGD'
+    lazy = tmp_path / 'lazy.py'
+    lazy.write_text(
+        'from mmengine.config import read_base\nwith read_base():\n    from .dumped import *\n'
+        "optimizer = dict(type='AdamW')\noptim_wrapper.update(optimizer=optimizer)\n"
+    )
+    assert load_config(str(lazy)).optim_wrapper.optimizer.type == 'AdamW'
+    assert 'nothing reads' not in ''.join(capsys.readouterr())
     text = "optimizer = dict(type='AdamW')\noptim_wrapper = dict(optimizer=optimizer)"
     path = config(tmp_path, 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', text)
     assert load_config(path).optim_wrapper.optimizer.type == 'AdamW'

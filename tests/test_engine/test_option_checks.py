@@ -220,6 +220,7 @@ def test_a_misspelt_section_of_a_file(root, tmp_path, name, meant):
     config.write_text("_base_ = 'base.py'\nripple = dict(n=1)\nimg_scale = 2\nload = ripple\n")
     with pytest.raises(ValueError, match=f"nothing reads '{name}'"):
         load_config(str(config))
+    config = tmp_path / 'vit_base_x.py'  # the name is part of what MMEngine gives as text
     config.write_text(f'{name} = {meant} = dict()\n')  # as MMEngine writes what a variable was in
     load_config(str(config))
 

@@ -621,6 +621,7 @@ def test_compiles_without_graph_breaks():
         (dict(d=160), 'got 160'),
         (dict(feature_map='softmax'), "feature_map 'softmax' has no kernel"),
         (dict(token_weights=torch.ones(1, 1, 1, device=DEVICE)), 'token_weights have no kernel'),
+        (dict(eps=0.0), 'eps=0.0 has no kernel'),
     ],
 )
 def test_a_forced_kernel_that_cannot_serve_says_why(change, message):

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -47,6 +48,10 @@ GPUS = {
     'A100': SimpleNamespace(
         name='NVIDIA A100-SXM4-80GB', major=8, minor=0, multi_processor_count=108,
         shared_memory_per_multiprocessor=167936, shared_memory_per_block_optin=166912, **COMMON,
+    ),
+    'B200': SimpleNamespace(
+        name='NVIDIA B200', major=10, minor=0, multi_processor_count=148,
+        shared_memory_per_multiprocessor=233472, shared_memory_per_block_optin=232448, **COMMON,
     ),
     'RTX 4090': SimpleNamespace(
         name='NVIDIA GeForce RTX 4090', major=8, minor=9, multi_processor_count=128,
@@ -255,9 +260,19 @@ def test_every_operator_reaches_its_launches(monkeypatch, clean, gpu, call, dtyp
     assert names == 2 * [*forward, *backward]
 
 
+def test_exact_products_that_a_gpu_does_not_have(monkeypatch, clean):
+    """Triton 3.6 compiles them for sm_100 as TF32, in three parts up to 64 channels alone."""
+    seen = fake_gpu(monkeypatch, 'B200')
+    run(CALLS['linear'][1], torch.float32, 64)
+    run(CALLS['linear'][1], torch.half, 128)
+    assert seen
+    with pytest.raises(BackendError, match='float32 products of head dim 128 are TF32 on NVIDIA B'):
+        run(CALLS['linear'][1], torch.float32, 128)
+
+
 def test_rows_of_the_table_by_gpu():
     found = {name: partition.architecture(gpu) for name, gpu in GPUS.items()}
-    assert found.pop('H100') == 'sm_90' and set(found.values()) == {'sm_80'}
+    assert found.pop('H100') == found.pop('B200') == 'sm_90' and set(found.values()) == {'sm_80'}
 
 
 @pytest.mark.parametrize('layer', [RALA, RWGKA])
@@ -336,6 +351,25 @@ def test_maps_of_many_sizes_compile_a_kernel_three_times(monkeypatch, clean):
     assert len({kernel for kernel, _ in kinds}) > 8
     # Strides of channels are always 1, others multiples of 16.
     assert {name for (_, name), kind in kinds.items() if len(kind) > 1} == {'N'}
+
+
+def test_sizes_of_numpy_are_launched_as_integers(monkeypatch, clean):
+    """Triton refuses them, and launches that have them would serve the same sizes of Python."""
+    fake_gpu(monkeypatch, 'H100')
+    start, types = launching.start, set()
+
+    def record(launch, tensors):
+        types.update(map(type, (*launch.sizes, *launch.grid)))
+        return start(launch, tensors)
+
+    monkeypatch.setattr(launching, 'start', record)
+    hw = tuple(np.array(HW))
+    run(lambda q, k, v, o: rala_attention(q, k, v, rotary=Rotary(hw, 64), **o), torch.half, 64)
+    run(
+        lambda q, k, v, o: ripple_attention(q, k, v, q.new_empty(B, H, N, 5), hw_shape=hw, **o),
+        torch.half, 64,
+    )  # fmt: skip
+    assert types == {int, float}
 
 
 def test_launches_go_to_the_device_of_the_tensors(monkeypatch, clean):

@@ -43,8 +43,10 @@ class Launch:
         self, kernel: Any, grid: Sequence[int], sizes: Sequence[float], constants: Dict[str, Any],
         config: Config, aligned: bool,
     ) -> None:  # fmt: skip
-        self.kernel, self.sizes, self.constants = kernel, tuple(sizes), constants
-        self.grid = (*grid, 1, 1)[:3]
+        # Triton refuses the integers of NumPy, which equal Python's as keys of the launches.
+        self.sizes = tuple([x if isinstance(x, float) else int(x) for x in sizes])
+        self.kernel, self.constants = kernel, constants
+        self.grid = (*map(int, grid), 1, 1)[:3]
         self.splits = self.grid[1]  # chunks of a head, in kernels over tokens
         self.options = dict(num_warps=config.warps, num_stages=config.stages)
         self.aligned = aligned
@@ -53,7 +55,7 @@ class Launch:
         self.compiled: Any = None
 
     def __call__(self, *tensors: Any) -> None:
-        """Launch the kernel on the current stream.
+        """Launch the kernel on the current stream; Triton's own hooks see the first launch alone.
 
         Instead of tensors a compiled kernel takes the addresses of :meth:`Memory.parts` too.
         """

@@ -163,6 +163,8 @@ def _find_unsupported(
     if index < 0:
         return None
     device: Any = torch.cuda.get_device_properties(index)
+    if device.major in (10, 11) and dtype == torch.float32 and dim > 64:
+        return f'float32 products of head dim {dim} are TF32 on {device.name} (Triton 3.6)'
     shared = device.shared_memory_per_block_optin // 1024
     for name in kernels:
         config = launch_table.find(architecture(device), name, dtype, dim, num_anchors)

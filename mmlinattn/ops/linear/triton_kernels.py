@@ -69,6 +69,8 @@ def unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional
         return 'token_weights have no kernel'
     if options.feature_map not in FEATURES:
         return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
+    if options.eps < 1e-20:  # its quotients are infinite in the rows beyond the last token
+        return f'eps={options.eps} has no kernel'
     if rotary is not None and (options.packed or rotary).num_extra_tokens:
         return 'extra tokens without rotary position have no kernel'
     if rotary is not None and rotary.num_heads > 1:
