@@ -179,23 +179,26 @@ def _onedl_mmseg_found() -> Iterator[None]:
 
 
 def _check_names(cfg: Config, path: str) -> None:
-    """Raise ValueError for a misspelt section of a config, unless it is used as a variable."""
+    """Raise ValueError for misspelt and old sections of a config that are not used as variables."""
+    found, text = [], re.sub('#.*', '', cfg.text)
     for name in sorted({*cfg} - TOP_LEVEL - {'models'}):  # a variable of MMSegmentation's BiSeNetV2
         meant = OLD.get(name) or nearest(name, TOP_LEVEL)
         if not meant:
             continue
         if name == 'optimizer':  # a variable in many configs, which optim_wrapper reads
             if {name, 'optim_wrapper'} & _assigned(path) == {name}:
-                raise ValueError(f'config {path}: nothing reads {name!r}; write {meant}')
+                found.append(f'{name!r}: write {meant}')
             continue
-        assigned = re.findall(rf'^[ \t"\']*{name}["\']?\s*[=:]', cfg.text, re.MULTILINE)
-        if assigned and len(assigned) == len(re.findall(rf'\b{name}\b', cfg.text)):
-            cure = f'write {meant}' if name in OLD else f'did you mean {meant}?'
-            text = f'config {path}: nothing reads {name!r}; {cure}'
+        assigned = re.findall(rf'^[ \t"\']*{name}["\']?\s*[=:]', text, re.MULTILINE)
+        if assigned and len(assigned) == len(re.findall(rf'\b{name}\b', text)):
+            part = f'{name!r}: ' + (f'write {meant}' if name in OLD else f'did you mean {meant}?')
             # A config that MMEngine wrote has variables, but no longer what was made of them.
-            if re.split(r'\W', meant)[0] not in cfg or BASES.search(cfg.text):
-                raise ValueError(text)
-            log_warning(text)
+            if re.split(r'\W', meant)[0] not in cfg or BASES.search(text):
+                found.append(part)
+            else:
+                log_warning(f'config {path}: nothing reads {part}')
+    if found:
+        raise ValueError(f'config {path}: nothing reads {"; ".join(found)}')
 
 
 def _assigned(path: str) -> set:

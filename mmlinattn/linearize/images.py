@@ -13,6 +13,7 @@ from mmengine.dataset import BaseDataset, Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 from PIL import UnidentifiedImageError
 
+from ..apis import sources
 from ..datasets.audit.images import file_fault, image_size, reads_8_bits
 from ..engine.preflight.data import DataError, built_dataset, check_data, folders_of
 from ..engine.preflight.sample_loading import base_datasets
@@ -71,6 +72,26 @@ class RandomCropFlip(BaseTransform):
         results['img'] = image.copy()  # torch takes no negative stride, not even of one column
         results['img_shape'] = image.shape[:2]
         return results
+
+
+def images_below(folder: str) -> List[Path]:
+    """Return the images below a folder, sorted.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        DataError: it has no images, or a link leads out of it.
+    """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f'--images {folder}: there is no such folder')
+    found = sources.images_below(Path(folder))
+    if not found:
+        suffixes = ', '.join(sources.IMAGES)
+        raise DataError(f'--images {folder}: the folder has no images ({suffixes})')
+    for path in found:
+        reason = outside_reason(str(path), [folder])
+        if reason:
+            raise DataError(f'--images {folder}: {path} cannot be read: {reason}')
+    return found
 
 
 def image_pipeline(cfg: Config, crop_size: Optional[Sequence[int]]) -> List[dict]:

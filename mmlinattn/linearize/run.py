@@ -17,7 +17,6 @@ from mmengine.dist import barrier, get_world_size, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 
-from ..apis import image_files
 from ..checkpoints import (
     check_complete,
     check_fits,
@@ -33,7 +32,7 @@ from ..engine.preflight.run import check_run
 from ..utils import check_writable, write_json
 from ..utils.errors import InputError
 from ..utils.pretrained import initial_weights_read_safely
-from .images import check_readable, image_pipeline, training_images
+from .images import check_readable, image_pipeline, images_below, training_images
 from .options import Options
 from .phases import finetune_config, phase_config, student_weights, train_phase
 from .report import markdown, score, write_report
@@ -128,7 +127,7 @@ class Linearizer:
             found = [Path(path) for path in json.loads(listed.read_text(encoding='utf-8'))]
             source = str(listed)
         elif folder is not None:
-            found, source = [*image_files([folder]).values()], f'--images {folder}'
+            found, source = images_below(folder), f'--images {folder}'
         elif self.phases:
             found, source = training_images(self.cfg), 'train_dataloader'
         else:

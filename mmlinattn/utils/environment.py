@@ -11,8 +11,8 @@ from pathlib import Path
 def use_utf8() -> None:
     """Start the process anew in Python's UTF-8 mode if the locale has another encoding.
 
-    The frameworks and pycocotools read and write text in the encoding of the locale. That of
-    ``zh_CN.GBK`` cannot read most files of others.
+    The frameworks and pycocotools read and write text in the encoding of the locale: with one such
+    as ``zh_CN.GBK`` they fail on files in UTF-8.
     """
     encoding = codecs.lookup(locale.getpreferredencoding(False)).name
     if encoding != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':

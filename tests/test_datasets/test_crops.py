@@ -51,9 +51,9 @@ def source(tmp_path):
     return folder
 
 
-def crop_objects(source, root, splits, size=64, max_per_class=None, seed=0):
+def crop_objects(source, root, splits, size=64, scale=1.25, max_per_class=None, seed=0):
     written = runpy.run_path(str(TOOL))['crop_objects']
-    written(source, root, splits, size, 1.25, max_per_class or {}, seed)
+    written(source, root, splits, size, scale, max_per_class or {}, seed)
     return root
 
 
@@ -98,9 +98,9 @@ def test_numbers_are_limited_a_class_and_the_same_set_is_left_as_it_is(source, t
         'train': dict(cell=1, grain=1)
     }
     stamp = (root / DESCRIPTION).stat().st_mtime_ns
-    assert crop_objects(source, root, **options) == root
+    crop_objects(source, root, **options)
     assert (root / DESCRIPTION).stat().st_mtime_ns == stamp
-    with pytest.raises(FileExistsError, match='is not the set of crops'):
+    with pytest.raises(FileExistsError, match='is a crops set with other parameters: size'):
         crop_objects(source, root, **dict(options, size=9))
     seeds = {
         tuple(
@@ -142,6 +142,12 @@ def test_crops_that_cannot_be_written_and_crowds(source, tmp_path):
     with pytest.raises(OSError, match='File name too long'):
         crop_objects(source, tmp_path / 'long', dict(val=['val']))
     assert not (tmp_path / 'long').exists()
+
+
+@pytest.mark.parametrize('name, value', [('size', 0), ('scale', 0), ('max_per_class', dict(val=0))])
+def test_numbers_that_are_not_positive(source, tmp_path, name, value):
+    with pytest.raises(ValueError, match=f'{name}.* must be .*positive.*, got 0'):
+        crop_objects(source, tmp_path / 'out', dict(val=['val']), **{name: value})
 
 
 def test_script(source, tmp_path):

@@ -215,10 +215,12 @@ def test_training_ends_before_data_is_read(tmp_path, error_of):
 @pytest.mark.parametrize(
     'text, message',
     [
-        ("optimizer = dict(type='AdamW')", "'optimizer'; write optim_wrapper=dict"),
-        ("lr_config = dict(policy='poly')", "'lr_config'; write param_scheduler"),
-        ('total_epochs = 3', "'total_epochs'; write train_cfg"),
-        ('evaluation = dict(interval=1)', "'evaluation'; write train_cfg.val_interval"),
+        ("optimizer = dict(type='AdamW')", "'optimizer': write optim_wrapper=dict"),
+        ("# lr_config\nlr_config = dict(policy='poly')", "'lr_config': write param_scheduler"),
+        (
+            'total_epochs = 3\nevaluation = dict(interval=1)',
+            "'evaluation': write train_cfg.val_interval; 'total_epochs': write train_cfg",
+        ),
     ],
 )
 def test_sections_of_2x_that_nothing_reads(tmp_path, text, message):

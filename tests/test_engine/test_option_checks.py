@@ -210,7 +210,7 @@ def test_a_misspelt_section_of_a_file(root, tmp_path, name, meant):
     (tmp_path / 'base.py').write_text(f'_base_ = {str(root / CONFIGS["seg"])!r}\n{name} = None\n')
     config = tmp_path / 'mine.py'
     config.write_text("_base_ = 'base.py'\n")
-    with pytest.raises(ValueError, match=f"{config}: nothing reads '{name}'; .* mean {meant}.$"):
+    with pytest.raises(ValueError, match=f"{config}: nothing reads '{name}': .* mean {meant}.$"):
         load_config(str(config))
     (tmp_path / 'mine.json').write_text(f'{{"_base_": "base.py",\n "{name}": 1}}')
     with pytest.raises(ValueError, match=f"mine.json: nothing reads '{name}'"):

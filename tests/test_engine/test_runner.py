@@ -16,6 +16,7 @@ from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import CheckpointHook
 from mmengine.model import BaseModel, BaseTTAModel
+from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
@@ -146,6 +147,21 @@ def test_a_wrong_option_of_compile(options):
     run.cfg, run.model = Config(dict(compile=options)), Net()
     with pytest.raises(InputError, match=r'compile=.* of the config: \S'):
         run._maybe_compile('train_step')
+
+
+def test_optimizers_that_can_be_resumed():
+    layer = nn.Linear(2, 2)
+    # torch adds options to the defaults of one that is loaded.
+    own = torch.optim.Optimizer(layer.parameters(), dict(lr=0.1))
+    own.load_state_dict(own.state_dict())
+    runner = SimpleNamespace(optim_wrapper=OptimWrapper(own))
+    module._check_optimizers(runner)
+    # As ZeroRedundancyOptimizer has it for parameters of other processes.
+    own.state.update({layer.weight: None, layer.bias: dict(exp_avg=torch.zeros(2), step=1)})
+    module._check_optimizers(runner)
+    own.state[layer.bias]['exp_avg'] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r'exp_avg of .* has the shape \(3,\), the .* \(2,\)'):
+        module._check_optimizers(runner)
 
 
 def test_a_wrapper_of_a_config_on_the_cpu(monkeypatch):

@@ -9,13 +9,14 @@ import argparse
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import cv2
 import numpy as np
 
+from mmlinattn.datasets.shapes.install import is_there
 from mmlinattn.datasets.shapes.layouts import JPEG_QUALITY, square_crop
-from mmlinattn.utils import staged_folder, write_json
+from mmlinattn.utils import check_integer, staged_folder, write_json
 from mmlinattn.utils.command_line import errors_in_one_line
 
 DESCRIPTION = 'crops.json'
@@ -29,24 +30,19 @@ def crop_objects(
 
     An existing set with the same arguments is kept. ``splits`` has the annotation files of each.
     """
+    for split, number in max_per_class.items():
+        check_integer(f'max_per_class of {split}', number)
+    if not scale > 0:
+        raise ValueError(f'scale must be positive, got {scale}')
     parameters = dict(
-        source=source.name, splits=splits, size=size, scale=scale, max_per_class=max_per_class,
-        seed=seed,
+        source=source.name, splits=splits, size=check_integer('size', size), scale=scale,
+        max_per_class=max_per_class, seed=seed,
     )  # fmt: skip
-    if root.exists():
-        if _parameters_of(root) != parameters:
-            raise FileExistsError(f'{root} exists and is not the set of crops {parameters}')
+    if is_there(root, DESCRIPTION, 'crops', parameters):
         return
     with staged_folder(root) as staging:
         counts = {split: _write_split(source, staging, parameters, split) for split in splits}
         write_json(staging / DESCRIPTION, dict(parameters=parameters, counts=counts))
-
-
-def _parameters_of(root: Path) -> Optional[Dict[str, Any]]:
-    try:
-        return json.loads((root / DESCRIPTION).read_bytes())['parameters']
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
 
 
 def _write_split(

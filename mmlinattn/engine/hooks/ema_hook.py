@@ -29,7 +29,8 @@ class ModelEMAHook(EMAHook):
         score: metric that ranks the weights, higher is better.
         kwargs: options of MMEngine's EMAHook. ``momentum`` is 1 - decay: with a decay of 0.99996
             for 512 images a step, ``1 - 0.99996 ** (batch_size / 512)``. ``update_buffers=True``
-            also averages the running statistics of batch norms, of all processes.
+            also averages the running statistics of batch norms, at the end of an epoch and before
+            a validation those of all processes.
 
     Raises:
         ValueError: after a validation, its metrics do not include ``score``.
@@ -66,7 +67,7 @@ class ModelEMAHook(EMAHook):
             self.after_train_epoch(runner)
 
     def before_test_epoch(self, runner: Runner) -> None:
-        """Keep the raw weights in the model, too."""
+        """Keep the raw weights in the model, which are scored first."""
 
     def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
         self._score_average(runner, runner.val_loop, 'val', metrics)

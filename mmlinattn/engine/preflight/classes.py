@@ -55,9 +55,10 @@ def listed_classes(dataset: Any, read: Callable) -> List[str]:
 
 
 def check_listed(dataset: Any, listed: Sequence[str]) -> Iterator[Finding]:
-    """Compare the class names of a data set with :func:`listed_classes`."""
+    """Find the classes of :func:`listed_classes` in another order; other names are as good."""
     classes = getattr(dataset, 'metainfo', {}).get('classes') or ()
-    if listed and classes and [*listed] != [*classes]:
+    classes = [] if isinstance(classes, str) else [*map(str, classes)]
+    if sorted(listed) == sorted(classes) and [*listed] != classes:
         what = f'{_difference(listed, classes)} in metainfo.classes: the labels are numbered by '
         what += f'the classes of the file. Set metainfo=dict(classes={_cut(tuple(listed))})'
         yield Finding('class', dataset.ann_file, what, True)
@@ -95,7 +96,7 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
         what += 'sets, or write the categories of this file in the order of the classes'
         yield Finding('class', dataset.ann_file, what, True)
     folders = class_folders(dataset)
-    given, lower = [[name.casefold() for name in names] for names in (folders, classes)]
+    given, lower = [[str(name).casefold() for name in names] for names in (folders, classes)]
     if given != lower and sorted(given) == sorted(lower):
         what = f'{_difference(folders, classes)} in metainfo.classes: the labels are numbered by '
         what += 'the folders. '

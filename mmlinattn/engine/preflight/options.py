@@ -171,7 +171,8 @@ def _check_values(place: str, node: dict) -> None:
     if node.get('mode') == 'slide' and place == 'model.test_cfg':
         for name in ('crop_size', 'stride'):
             sides = node.get(name)
-            if not isinstance(sides, (list, tuple)) or len(sides) != 2 or min(sides) < 1:
+            pair = sides if isinstance(sides, (list, tuple)) else ()
+            if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
                 raise ValueError(
                     f"{place}.{name} of the config is {sides}: mode='slide' needs "
                     f'{name}=(height, width)'

@@ -8,6 +8,7 @@ from mmengine.config import Config
 from torch import nn
 
 from ...datasets.audit.coco import Finding, check_coco, read_json
+from ...utils import dicts, key_of
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
 from .classes import (
@@ -32,9 +33,10 @@ from .data import (
     unread_files,
 )
 from .evaluators import check_ignored_label, check_scored_file
-from .model import check_channels
+from .model import HEADS, check_channels
 from .sample_loading import base_datasets, sample_findings
 
+PARTS = ('backbone', 'neck', 'roi_head', *HEADS)  # whose dicts have a type
 # Options of a data set that do not choose its files.
 SAME_FILES = {'pipeline', 'filter_cfg', 'metainfo', 'return_classes'}
 
@@ -200,6 +202,13 @@ def _built(cfg: Config) -> Optional[nn.Module]:
         return None
     try:
         return build_model(cfg)
+    except KeyError as error:
+        parts = [(f'model.{place}', node) for place, node in dicts(cfg.model) if place]
+        parts = [('model', cfg.model), *(part for part in parts if key_of(part[0]) in PARTS)]
+        untyped = [place for place, node in parts if 'type' not in node]
+        if untyped and 'must contain the key "type"' in str(error):
+            raise ValueError(f'{untyped[0]} of the config has no type') from error
+        raise
     except ValueError as error:
         if 'process group' in str(error):
             return None

@@ -18,7 +18,7 @@ from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -355,13 +355,15 @@ def _check_optimizers(runner: Runner) -> None:
     for wrapper in optim_wrappers(runner.optim_wrapper).values():
         optimizer = wrapper.optimizer
         for group in optimizer.param_groups:
-            missing = sorted(set(optimizer.defaults).difference(group))
+            # torch adds one to the defaults of every optimizer that it loads.
+            missing = sorted(set(optimizer.defaults) - {'differentiable'} - {*group})
             if missing:
                 raise ValueError(f'{type(optimizer).__name__} misses {", ".join(missing)}')
         for parameter, state in optimizer.state.items():
             for name in ('exp_avg', 'momentum_buffer', 'square_avg'):
-                average = state.get(name)
-                if average is not None and average.shape != parameter.shape:
+                # ZeroRedundancyOptimizer has None for the parameters of other processes.
+                average = state.get(name) if isinstance(state, dict) else None
+                if isinstance(average, Tensor) and average.shape != parameter.shape:
                     shapes = f'{tuple(average.shape)}, the parameter has {tuple(parameter.shape)}'
                     raise ValueError(f'{name} of a parameter has the shape {shapes}')
 
