@@ -201,10 +201,11 @@ class Predictor:
             inputs = enumerate(packed_input(self.pipeline, image) for image in images)
             key = (lambda one: one[0]) if self.tta else (lambda one: one[1]['inputs'].shape)
             for _, group in groupby(inputs, key):
-                samples += self.network.test_step(pseudo_collate([one for _, one in group]))
+                found = self.network.test_step(pseudo_collate([one for _, one in group]))
+                samples += [sample.cpu() for sample in found]  # and wait for the GPU
         seconds = (time.perf_counter() - start) / max(len(images), 1)
         return [
-            Prediction(sample.cpu(), seconds, as_bgr(image), name, self.categories, min_score)
+            Prediction(sample, seconds, as_bgr(image), name, self.categories, min_score)
             for sample, image, name in zip(samples, images, names)
         ]
 

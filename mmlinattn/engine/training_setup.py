@@ -1,5 +1,6 @@
 """Additions of a training to the config of the user: options of the command and the report."""
 
+import os
 from typing import Optional
 
 from mmengine.config import Config
@@ -31,6 +32,8 @@ def set_up_training(
             f'runner_type is {cfg.get("runner_type")!r} and strategy {cfg.get("strategy")}: '
             "mmlinattn train uses MMEngine's Runner; train with tools/train.py of your framework"
         )
+    if (cfg.get('randomness') or {}).get('deterministic'):
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # torch before 2.10 needs it
     set_resume(cfg, resume)
     use_amp(cfg, amp)
     # Unless the config names a report of its own, or None.

@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from mmlinattn.engine.hooks import exact_resume_hook
 from mmlinattn.engine.hooks.exact_resume_hook import ExactResumeHook, seed_everything
 from mmlinattn.engine.hooks.preemption_hook import Preempted, PreemptionHook
+from mmlinattn.utils.errors import InputError
 from tests.test_engine.tiny_runner import IMAGES, Net, Pair, tiny_runner
 
 
@@ -216,6 +217,11 @@ def test_what_needs_no_accumulated_gradients(trained):
         SimpleNamespace(model=net, iter=4, optim_wrapper=wrapper, logger=logger)
     )
     assert net.weight.grad is None and wrapper._inner_count == 4
+    # Gradients of --amp on a GPU are multiplied by a scale.
+    hook.after_load_checkpoint(None, torch.load(path(4), weights_only=False))
+    wrapper.loss_scaler = SimpleNamespace(get_scale=lambda: 65536.0)
+    with pytest.raises(InputError, match='have a loss scale of 1.0, here it is 65536.0: resume'):
+        hook._restore_gradients(SimpleNamespace(model=net, iter=4, optim_wrapper=wrapper))
     _, path = trained(1, 3, save_optimizer=False)
     assert 'accumulated' not in torch.load(path(2), weights_only=False)
     wrapper, content = SimpleNamespace(), dict(optimizer={})  # of a class that accumulates none

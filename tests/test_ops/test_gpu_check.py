@@ -63,6 +63,12 @@ def test_an_output_that_changes_from_run_to_run_is_found(monkeypatch):
     assert 'from run to run' in next(gpu_check.check_kernels(CPU)).problem
 
 
+def test_a_broken_device_is_a_finding_of_every_operator():
+    """After an illegal access every call fails, that of the next operator's tensors, too."""
+    found = [*gpu_check.check_kernels(torch.device('cuda', 99))]
+    assert len(found) > 8 and all(finding.problem for finding in found)
+
+
 @pytest.mark.skipif(dispatch.TRITON_PROBLEM is not None, reason=f'{dispatch.TRITON_PROBLEM}')
 def test_the_kernels_pass_with_a_small_map(monkeypatch):
     monkeypatch.setattr(gpu_check, 'MAP', (3, 5))

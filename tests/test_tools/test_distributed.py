@@ -8,6 +8,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmlinattn.engine.distributed import launch
 from mmlinattn.engine.distributed.launch import set_launcher
 from mmlinattn.utils.messages import MESSAGES
 
@@ -71,6 +72,18 @@ def test_two_processes_equal_one_with_the_doubled_batch(root, options, tmp_path)
     # Convolutions round a batch of 2 in channels_last otherwise than one of 4: up to 1.4e-5.
     for name, value in weights.items():
         torch.testing.assert_close(weights_two[name], value, rtol=1e-4, atol=5e-5, msg=name)
+
+
+def test_processes_of_nccl_wait_for_the_first_one_elsewhere(monkeypatch):
+    """NCCL ends them after 10 minutes, in which not every image is read."""
+    made = []
+    monkeypatch.setattr(launch, 'is_distributed', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'get_backend', lambda: 'nccl')
+    monkeypatch.setattr(torch.distributed, 'new_group', lambda **given: made.append(given) or 'own')
+    groups = []
+    monkeypatch.setattr(launch, 'broadcast_object_list', lambda x, group: groups.append(group))
+    assert launch.broadcast_from_first(lambda: 3) == 3 and groups == ['own']
+    assert made[0]['backend'] == 'gloo' and made[0]['timeout'].days == 1
 
 
 def test_a_process_of_torchrun_that_would_train_alone(monkeypatch):

@@ -57,12 +57,16 @@ def broadcast_from_first(compute: Callable[[], T]) -> T:
     example, machines may see a shared folder differently for a while.
     """
     result: list = [None, None]
+    patient = None
+    if is_distributed() and torch.distributed.get_backend() == 'nccl':
+        # NCCL ends processes that wait for 10 minutes, such as for a look at every image.
+        patient = torch.distributed.new_group(backend='gloo', timeout=timedelta(days=1))
     if is_main_process():
         try:
             result[0] = compute()
         except Exception as error:
             result[1] = error
-    broadcast_object_list(result)
+    broadcast_object_list(result, group=patient)
     if result[1] is not None:
         raise result[1]
     return result[0]

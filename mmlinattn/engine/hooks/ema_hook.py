@@ -8,6 +8,7 @@ from mmengine.evaluator import DumpResults
 from mmengine.hooks import EMAHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, Runner, autocast
+from mmengine.runner.checkpoint import weights_to_cpu
 
 
 @HOOKS.register_module()
@@ -88,10 +89,12 @@ class ModelEMAHook(EMAHook):
         evaluator.metrics = [m for m in every_metric if not isinstance(m, DumpResults)]
         self._swap_ema_parameters()
         try:
-            with torch.no_grad(), autocast(enabled=loop.fp16):
+            with torch.no_grad():
                 for idx, batch in enumerate(loop.dataloader):
                     runner.call_hook(f'before_{split}_iter', batch_idx=idx, data_batch=batch)
-                    evaluator.process(getattr(runner.model, f'{split}_step')(batch), batch)
+                    with autocast(enabled=loop.fp16):
+                        outputs = getattr(runner.model, f'{split}_step')(batch)
+                    evaluator.process(outputs, batch)
             averaged = evaluator.evaluate(len(loop.dataloader.dataset))
         finally:
             self._swap_ema_parameters()
@@ -103,7 +106,7 @@ class ModelEMAHook(EMAHook):
         getattr(RuntimeInfoHook(), f'after_{split}_epoch')(runner, found)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        checkpoint['ema_state_dict'] = self.ema_model.state_dict()
+        checkpoint['ema_state_dict'] = weights_to_cpu(self.ema_model.state_dict())
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the average to resume or to test; a new training starts it from the raw weights."""

@@ -84,14 +84,15 @@ class ExactResumeHook(Hook):
             return
         counts = {name: wrapper._inner_count for name, wrapper in wrappers.items()}
         parameters = unwrapped(runner.model).named_parameters()
-        gradients = {name: p.grad for name, p in parameters if p.grad is not None}
+        gradients = {name: p.grad.cpu() for name, p in parameters if p.grad is not None}
         if gradients and get_world_size() > 1:
             runner.logger.warning(
                 'This checkpoint cannot be resumed exactly: it lacks the gradients that each '
                 'process accumulated. Save at multiples of optim_wrapper.accumulative_counts'
             )
         elif gradients:
-            checkpoint[ACCUMULATED] = dict(counts=counts, gradients=gradients)
+            scales = {name: _loss_scale(wrapper) for name, wrapper in wrappers.items()}
+            checkpoint[ACCUMULATED] = dict(counts=counts, gradients=gradients, scales=scales)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.accumulated = checkpoint.get(ACCUMULATED, {})
@@ -134,6 +135,14 @@ class ExactResumeHook(Hook):
             if parameter.requires_grad and name in found['gradients']:
                 parameter.grad = found['gradients'][name].to(parameter)
         for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
+            own = _loss_scale(wrapper)
+            scale = found.get('scales', {}).get(name, own)
+            if scale != own:
+                raise InputError(
+                    f'the accumulated gradients of the checkpoint have a loss scale of {scale}, '
+                    f'here it is {own}: resume with the same optim_wrapper, and --amp, on such a '
+                    'device'
+                )
             wrapper._inner_count = found['counts'][name]
         runner.logger.info("Restored the accumulated gradients that MMEngine's warning calls lost.")
 
@@ -154,6 +163,12 @@ class ExactResumeHook(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         seed_everything(runner.seed, _MODEL, get_rank(), runner.iter)
+
+
+def _loss_scale(wrapper: OptimWrapper) -> float:
+    """Return the factor of the gradients that a wrapper accumulates."""
+    scaler = getattr(wrapper, 'loss_scaler', None)
+    return 1.0 if scaler is None else scaler.get_scale()
 
 
 def _early_stopping(runner: Runner) -> List[EarlyStoppingHook]:

@@ -5,15 +5,16 @@ the layers of their own model if ``self_attn_cfg`` or ``cross_attn_cfg`` has a `
 """
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 import torch
 from mmcv.cnn.bricks.transformer import MultiheadAttention
 from mmdet.models import DETR, DINO, DeformableDETR, Mask2FormerHead
 from mmengine.config import ConfigDict
 from mmengine.registry import MODELS
-from torch import nn
+from torch import Tensor, nn
 
+from ...ops.common.numerics import no_autocast
 from ..layers import BaseAttention
 
 
@@ -154,6 +155,14 @@ class Mask2FormerHeadWithAttention(Mask2FormerHead):
         decoder, typed = _split_types(transformer_decoder)
         super().__init__(*args, transformer_decoder=decoder, **kwargs)
         _set_attentions(self.transformer_decoder, typed)
+
+    def loss_by_feat(
+        self, all_cls_scores: Sequence[Tensor], all_mask_preds: Sequence[Tensor], *args: Any
+    ) -> Dict[str, Tensor]:
+        """Match and compare in float32: sums over the points of a mask exceed float16."""
+        scores, masks = ([x.float() for x in each] for each in (all_cls_scores, all_mask_preds))
+        with no_autocast(masks[0]):
+            return super().loss_by_feat(scores, masks, *args)
 
     def init_weights(self) -> None:
         """Initialise as MMDetection; of attentions of this package only their projections."""

@@ -1,6 +1,6 @@
 """Head that predicts masks of queries by dot products with an enlarged map."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmseg.models.decode_heads import Mask2FormerHead
 from torch import Tensor, nn
+
+from ...ops.common.numerics import no_autocast
 
 # Those of Mask2Former.
 LOSS_CLS = dict(type='mmdet.CrossEntropyLoss', use_sigmoid=False, loss_weight=2.0, reduction='mean')
@@ -113,6 +115,14 @@ class EoMTHead(Mask2FormerHead):
             for queries, found in levels
         ]
         return [self.cls_embed(queries) for queries, _ in levels], masks
+
+    def loss_by_feat(
+        self, all_cls_scores: Sequence[Tensor], all_mask_preds: Sequence[Tensor], *args: Any
+    ) -> Dict[str, Tensor]:
+        """Match and compare in float32: sums over the points of a mask exceed float16."""
+        scores, masks = ([x.float() for x in each] for each in (all_cls_scores, all_mask_preds))
+        with no_autocast(masks[0]):
+            return super().loss_by_feat(scores, masks, *args)
 
     def predict(
         self, x: Sequence[Tuple[Tensor, Tensor]], batch_img_metas: List[dict], test_cfg: Any

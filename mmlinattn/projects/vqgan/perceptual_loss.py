@@ -106,4 +106,5 @@ class VGGPerceptualLoss(BaseModule):
 
 def _unit(x: Tensor) -> Tensor:
     x = x.float()
-    return x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
+    # Not sqrt(0), which has no gradient.
+    return x / (x.square().sum(1, keepdim=True) + 1e-20).sqrt()

@@ -12,6 +12,7 @@ from mmengine.registry import DATASETS, MODELS, DefaultScope
 
 from mmlinattn.app import attention_layers
 from mmlinattn.models.detectors import DETRWithAttention
+from mmlinattn.models.detectors.detr_attention import Mask2FormerHeadWithAttention
 from mmlinattn.models.detectors.smca_decoder import Memory, SMCADecoder
 from mmlinattn.models.layers import LinearCrossAttention
 from mmlinattn.visualization.attention_maps import record
@@ -171,3 +172,16 @@ def test_smca_without_modulation_ignores_padding():
     expected = decoder(query[1:], query_pos[1:], alone, image_sizes[1:])
     torch.testing.assert_close(states[:, 1:], expected[0])
     torch.testing.assert_close(points[1:], expected[1])
+
+
+def test_masks_are_compared_in_float32(monkeypatch):
+    """AmpOptimWrapper has the whole loss in float16; the costs of a mask sum 12,544 points."""
+    given = []
+    base = next(c for c in Mask2FormerHeadWithAttention.__mro__[1:] if 'loss_by_feat' in vars(c))
+    monkeypatch.setattr(base, 'loss_by_feat', lambda self, *args: given.extend(args))
+    head = Mask2FormerHeadWithAttention.__new__(Mask2FormerHeadWithAttention)
+    x = torch.zeros(1, 5, 8, dtype=torch.float16)
+    head.loss_by_feat([x], [x, x], 'instances', 'metas')
+    scores, masks, *rest = given
+    assert {t.dtype for t in (*scores, *masks)} == {torch.float32}
+    assert rest == ['instances', 'metas']

@@ -111,6 +111,21 @@ def test_mixed_precision_on_a_cpu(dtype):
     assert {x.dtype for pair in outs for x in pair} == {torch.float32}  # for the head
 
 
+def test_a_loss_of_confident_masks_in_float16():
+    """AmpOptimWrapper has the whole loss in float16, which sums over 12,544 points exceed."""
+    head = EoMTHead(in_channels=32, num_classes=5, num_queries=10, num_upscales=1).train()
+    sample = SegDataSample(metainfo=dict.fromkeys(('img_shape', 'batch_input_shape'), (64, 64)))
+    sample.gt_sem_seg = PixelData(data=torch.zeros(1, 64, 64, dtype=torch.long))
+    outputs = [torch.zeros(1, 10, 6)], [torch.full((1, 10, 16, 16), -8.0)]
+    head.forward = lambda *args: outputs
+    losses = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast('cpu', torch.float16, enabled=enabled):
+            losses.append(head.loss(None, [sample], None))
+    torch.testing.assert_close(losses[1], losses[0])
+
+
 @pytest.mark.parametrize('mode', ['whole', 'slide'])
 def test_masks_lie_on_their_pixels_where_an_image_ends_within_a_patch(mode):
     """The same logits as of the image that is padded by hand, cut to the image."""

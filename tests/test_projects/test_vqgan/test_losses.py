@@ -13,6 +13,7 @@ from mmlinattn.projects.vqgan import (
     VGGPerceptualLoss,
     adversarial_losses,
     logit_laplace_loss,
+    perceptual_loss,
 )
 from mmlinattn.projects.vqgan.reconstruction_losses import perplexity
 
@@ -88,6 +89,8 @@ def test_perceptual_loss_is_lpips_without_weights(files):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     (grad,) = torch.autograd.grad(found, made)
     assert grad.abs().sum() > 0 and not loss.state_dict()
+    black = torch.zeros(1, 4, 2, 2, requires_grad=True)  # features of a pixel that are all 0
+    assert torch.autograd.grad(perceptual_loss._unit(black).sum(), black)[0].isfinite().all()
 
 
 def test_missing_and_wrong_weights(tmp_path):
