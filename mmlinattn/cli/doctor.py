@@ -85,7 +85,11 @@ def devices() -> Iterator[Row]:
         why = 'this torch is made without CUDA' if torch.version.cuda is None else 'no GPU is found'
         yield 'GPU', f'none: {why}; {torch.get_num_threads()} threads on the CPU', 'note'
     for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
+        try:
+            facts = torch.cuda.get_device_properties(index)
+        except RuntimeError as error:  # another process has it, or it needs a reset
+            yield f'GPU {index}', ' '.join(f'{error}'.split())[:200], 'missing'
+            return
         name = f'{facts.name}, {facts.total_memory / 2**30:.0f} GiB'
         yield f'GPU {index}', f'{name}, compute capability {facts.major}.{facts.minor}', 'ok'
     backend = os.environ.get(dispatch.ENV_VARIABLE)

@@ -1,6 +1,7 @@
 """Runner configs of the phases A, B and C, and their trainings."""
 
 import copy
+import gc
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
@@ -137,15 +138,17 @@ def train_phase(cfg: Config, work_dir: Path, options: Options) -> Dict[str, Any]
     check_weights(runner, cfg)
     runner.prepare_training()
     runner.train()
-    if not is_main_process():
-        return {}
-    end = work_dir / 'end.pth'
-    # Of averages, if a hook has some.
-    runner.save_checkpoint(
-        str(work_dir), end.name, save_optimizer=False, save_param_scheduler=False
-    )
-    content = read_checkpoint(end)
-    end.unlink()
+    content: Dict[str, Any] = {}
+    if is_main_process():
+        end = work_dir / 'end.pth'
+        # Of averages, if a hook has some.
+        runner.save_checkpoint(
+            str(work_dir), end.name, save_optimizer=False, save_param_scheduler=False
+        )
+        content = read_checkpoint(end)
+        end.unlink()
+    del runner
+    gc.collect()  # models and optimizer, which refer to each other, before the next phase
     return content
 
 

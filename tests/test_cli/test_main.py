@@ -238,6 +238,17 @@ def test_the_doctor_says_what_is_there(capsys, monkeypatch, tmp_path):
     assert 'kernels' in lines
 
 
+def test_the_doctor_names_a_gpu_that_does_not_answer(monkeypatch):
+    def busy(index):
+        raise RuntimeError('CUDA-capable device(s) is/are busy or unavailable\nCompile with')
+
+    monkeypatch.setattr(doctor.torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(doctor.torch.cuda, 'device_count', lambda: 1)
+    monkeypatch.setattr(doctor.torch.cuda, 'get_device_properties', busy)
+    text = 'CUDA-capable device(s) is/are busy or unavailable Compile with'
+    assert [*doctor.devices()] == [('GPU 0', text, 'missing')]
+
+
 def test_the_doctor_checks_the_kernels_of_a_gpu(capsys, error_of, monkeypatch):
     words = ['doctor', '--gpu']
     assert '--gpu needs a CUDA device, and torch finds none' in error_of(program.main, words)
