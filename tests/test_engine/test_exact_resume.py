@@ -11,6 +11,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop
 from mmpretrain.datasets.samplers import repeat_aug
@@ -205,6 +206,37 @@ def test_accumulated_gradients_are_resumed(trained, optimizers):
         assert trained(optimizers, 6, load_from=path(i), resume=True)[0] == whole
     # The weights of iteration 5, and one step.
     assert trained(optimizers, 3, load_from=path(5))[0] == whole
+
+
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_the_order_of_images_without_a_seed(tmp_path, by_epoch, monkeypatch):
+    """MMEngine draws a seed, and builds the sampler before it reads that of the checkpoint."""
+    images = Images(dict(inputs=torch.tensor(float(i))) for i in range(10))
+
+    def order(process, **options):
+        monkeypatch.setattr('mmengine.runner.utils.sync_random_seed', lambda: process)
+        seen = []
+        hook = Hook()
+        hook.after_train_iter = lambda runner, data_batch, **_: seen.append(
+            int(data_batch['inputs'])
+        )
+        sampler = dict(type='DefaultSampler' if by_epoch else 'InfiniteSampler', shuffle=True)
+        loader = dict(
+            dataset=images, batch_size=1, sampler=sampler,
+            collate_fn=dict(type='default_collate'),
+        )  # fmt: skip
+        tiny_runner(
+            tmp_path, 1 if by_epoch else 10, by_epoch, train_dataloader=loader,
+            custom_hooks=[dict(type='ExactResumeHook'), hook],
+            default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=4, by_epoch=False)),
+            randomness=dict(seed=None),  # not MMEngine's default, which a resume changes
+            **options,
+        ).train()  # fmt: skip
+        return seen
+
+    whole = order(0)
+    assert sorted(whole) == [*range(10)]
+    assert order(1, load_from=str(tmp_path / 'iter_4.pth'), resume=True) == whole[4:]
 
 
 def test_what_needs_no_accumulated_gradients(trained):

@@ -49,12 +49,20 @@ class ModelEMAHook(EMAHook):
         self.score = score
         # A test builds the average only if the checkpoint has one.
         self.ema_model: Any = None
+        self.is_training = False
 
     def before_run(self, runner: Runner) -> None:
-        if _is_training(runner):
+        # The training loop is not built for a test, unless by EarlyStoppingHook, later.
+        self.is_training = isinstance(runner._train_loop, BaseLoop)
+        if self.is_training:
             super().before_run(runner)
             # At 0 MMEngine replaces the average by the weights after the first step.
             self.ema_model.steps.fill_(1)
+
+    def before_train(self, runner: Runner) -> None:
+        super().before_train(runner)
+        if not runner.iter:  # the model had no initial weights yet when it was copied
+            self.ema_model.module.load_state_dict(self.src_model.state_dict())
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Average running statistics over the processes: one of them saves, all of them score."""
@@ -110,15 +118,9 @@ class ModelEMAHook(EMAHook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the average to resume or to test; a new training starts it from the raw weights."""
-        training = _is_training(runner)
-        if 'ema_state_dict' in checkpoint and (runner._resume or not training):
-            if not training:
+        if 'ema_state_dict' in checkpoint and (runner._resume or not self.is_training):
+            if not self.is_training:
                 super().before_run(runner)
             self.ema_model.load_state_dict(checkpoint['ema_state_dict'], strict=self.strict_load)
-        elif training:
+        elif self.is_training:
             super().after_load_checkpoint(runner, dict(state_dict=checkpoint['state_dict']))
-
-
-def _is_training(runner: Runner) -> bool:
-    # The training loop is not built for a test.
-    return isinstance(runner._train_loop, BaseLoop)

@@ -2,7 +2,7 @@
 
 import random
 from functools import partial
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ..model import length_before, optim_wrappers, unwrapped
 
 _MODEL, _DATA = 0, 1
 # Keys of a checkpoint: gradients between two steps, and what each EarlyStoppingHook remembers.
-ACCUMULATED, WAITED = 'accumulated', 'early_stopping'
+ACCUMULATED, WAITED, SAMPLER_SEED = 'accumulated', 'early_stopping', 'sampler_seed'
 Key = Tuple[int, ...]  # of the random numbers of a sample
 
 
@@ -68,6 +68,7 @@ class ExactResumeHook(Hook):
     accumulated: dict = {}  # of the checkpoint, as is the information of its message hub
     info: dict = {}
     waited: Dict[str, Tuple[int, float]] = {}  # of each EarlyStoppingHook, by its score
+    sampler_seed: Optional[int] = None
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         waited = {
@@ -76,6 +77,8 @@ class ExactResumeHook(Hook):
         }
         if waited:
             checkpoint[WAITED] = waited
+        if self.sampler_seed is not None:
+            checkpoint[SAMPLER_SEED] = self.sampler_seed
         wrappers = optim_wrappers(runner.optim_wrapper)
         # Optimizer wrappers of other classes accumulate no gradients.
         wrappers = {name: each for name, each in wrappers.items() if isinstance(each, OptimWrapper)}
@@ -95,6 +98,7 @@ class ExactResumeHook(Hook):
             checkpoint[ACCUMULATED] = dict(counts=counts, gradients=gradients, scales=scales)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        self.sampler_seed = checkpoint.get(SAMPLER_SEED) if runner and runner._resume else None
         self.accumulated = checkpoint.get(ACCUMULATED, {})
         self.info = checkpoint.get('message_hub', {}).get('runtime_info', {})
         self.waited = checkpoint.get(WAITED, {})
@@ -110,6 +114,9 @@ class ExactResumeHook(Hook):
         if loader.batch_sampler is None:
             raise InputError('ExactResumeHook needs a data loader with a batch sampler')
         sampler = loader.batch_sampler.sampler
+        if self.sampler_seed is not None:  # MMEngine draws another before it reads the checkpoint
+            sampler.seed = self.sampler_seed
+        self.sampler_seed = getattr(sampler, 'seed', None)
         batches = KeyedBatches(loader.batch_sampler, runner.seed)
         loader.dataset.__getitems__ = partial(_fetch, loader.dataset)
         # DataLoader forbids the plain assignment.
