@@ -5,17 +5,17 @@ the layers of their own model if ``self_attn_cfg`` or ``cross_attn_cfg`` has a `
 """
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Sequence, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import torch
 from mmcv.cnn.bricks.transformer import MultiheadAttention
 from mmdet.models import DETR, DINO, DeformableDETR, Mask2FormerHead
 from mmengine.config import ConfigDict
 from mmengine.registry import MODELS
-from torch import Tensor, nn
+from torch import nn
 
-from ...ops.common.numerics import no_autocast
 from ..layers import BaseAttention
+from ..layers.mask_losses import Float32MaskLosses
 
 
 def build_detr_attention(**cfg: Any) -> nn.Module:
@@ -142,7 +142,7 @@ class DINOWithAttention(_TypedAttention, DINO):
 
 
 @MODELS.register_module()
-class Mask2FormerHeadWithAttention(Mask2FormerHead):
+class Mask2FormerHeadWithAttention(Float32MaskLosses, Mask2FormerHead):
     """MMDetection's Mask2FormerHead with the attention of ``type`` in the decoder's layers.
 
     Args:
@@ -155,14 +155,6 @@ class Mask2FormerHeadWithAttention(Mask2FormerHead):
         decoder, typed = _split_types(transformer_decoder)
         super().__init__(*args, transformer_decoder=decoder, **kwargs)
         _set_attentions(self.transformer_decoder, typed)
-
-    def loss_by_feat(
-        self, all_cls_scores: Sequence[Tensor], all_mask_preds: Sequence[Tensor], *args: Any
-    ) -> Dict[str, Tensor]:
-        """Match and compare in float32: sums over the points of a mask exceed float16."""
-        scores, masks = ([x.float() for x in each] for each in (all_cls_scores, all_mask_preds))
-        with no_autocast(masks[0]):
-            return super().loss_by_feat(scores, masks, *args)
 
     def init_weights(self) -> None:
         """Initialise as MMDetection; of attentions of this package only their projections."""

@@ -1,6 +1,6 @@
 """Head that predicts masks of queries by dot products with an enlarged map."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from mmseg.models.decode_heads import Mask2FormerHead
 from torch import Tensor, nn
 
-from ...ops.common.numerics import no_autocast
+from ..layers.mask_losses import Float32MaskLosses
 
 # Those of Mask2Former.
 LOSS_CLS = dict(type='mmdet.CrossEntropyLoss', use_sigmoid=False, loss_weight=2.0, reduction='mean')
@@ -32,7 +32,7 @@ SAMPLER = dict(type='mmdet.MaskPseudoSampler')
 NO_OBJECT_WEIGHT = 0.1
 
 
-class EoMTHead(Mask2FormerHead):
+class EoMTHead(Float32MaskLosses, Mask2FormerHead):
     """Head of :class:`EoMT`, which has queries and a map (Kerssies et al., CVPR 2025)::
 
         class_q = W q + b
@@ -115,14 +115,6 @@ class EoMTHead(Mask2FormerHead):
             for queries, found in levels
         ]
         return [self.cls_embed(queries) for queries, _ in levels], masks
-
-    def loss_by_feat(
-        self, all_cls_scores: Sequence[Tensor], all_mask_preds: Sequence[Tensor], *args: Any
-    ) -> Dict[str, Tensor]:
-        """Match and compare in float32: sums over the points of a mask exceed float16."""
-        scores, masks = ([x.float() for x in each] for each in (all_cls_scores, all_mask_preds))
-        with no_autocast(masks[0]):
-            return super().loss_by_feat(scores, masks, *args)
 
     def predict(
         self, x: Sequence[Tuple[Tensor, Tensor]], batch_img_metas: List[dict], test_cfg: Any

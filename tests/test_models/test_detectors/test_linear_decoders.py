@@ -177,7 +177,7 @@ def test_smca_without_modulation_ignores_padding():
 def test_masks_are_compared_in_float32(monkeypatch):
     """AmpOptimWrapper has the whole loss in float16; the costs of a mask sum 12,544 points."""
     given = []
-    base = next(c for c in Mask2FormerHeadWithAttention.__mro__[1:] if 'loss_by_feat' in vars(c))
+    base = next(c for c in Mask2FormerHeadWithAttention.__mro__[2:] if 'loss_by_feat' in vars(c))
     monkeypatch.setattr(base, 'loss_by_feat', lambda self, *args: given.extend(args))
     head = Mask2FormerHeadWithAttention.__new__(Mask2FormerHeadWithAttention)
     x = torch.zeros(1, 5, 8, dtype=torch.float16)
