@@ -368,6 +368,9 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
     lying = Image.Exif()
     lying[0x0112] = 6  # readers turn it by 90 degrees
     Image.new('RGB', (20, 40)).save('images/train/a.png', exif=lying)
+    assert run(*commands[1]) == yolo
+    lying[0x0112] = 9  # of no meaning
+    Image.new('RGB', (40, 20)).save('images/train/a.png', exif=lying)
     Path('labels/train/classes.txt').touch()
     Path('labels/train/b.txt').touch()
     assert run(*commands[1]) == yolo

@@ -171,7 +171,7 @@ def _read_safetensors(file: BinaryIO, name: str) -> Dict[str, Any]:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], 'little')])
         meta = header.get('__metadata__', {})
         return dict(state_dict=weights, meta=json.loads(meta['meta']) if 'meta' in meta else meta)
-    except (safetensors.SafetensorError, ValueError) as error:
+    except Exception as error:  # SafetensorError, ValueError, KeyError of types, RecursionError
         raise _unreadable(file, name, error) from error
 
 

@@ -45,6 +45,8 @@ class _DType:
         _, order, *fields = state[:5]
         if fields != [None] * 3:
             raise pickle.UnpicklingError('numpy.dtype must not be called with fields')
+        if tuple(state[5:8]) != self.value.__reduce__()[2][5:8]:  # what NumPy would believe
+            raise pickle.UnpicklingError('numpy.dtype must not be called with another size')
         self.value = self.value.newbyteorder(order if order in ('<', '>') else '=')
 
 

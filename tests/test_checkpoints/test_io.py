@@ -1,5 +1,6 @@
 import argparse
 import io
+import json
 import os
 import pickle
 import struct
@@ -145,6 +146,11 @@ NUMBERS = _call(_name('numpy', 'dtype'), _text('f8'))
 # A type of bytes whose state makes fields of it.
 STATE = b'(K\x03' + _text('|') + b'N(' + _text('a') + b't}' + _text('a') + b'(' + NUMBERS
 FIELDS = _call(_name('numpy', 'dtype'), _text('S8')) + STATE + b'K\x00tsK\x08K\x01K\x11tb'
+# A number whose state says that it holds pointers, and a text of another size than its type.
+STATE_OF = b'(K\x03' + _text('<') + b'NNNJ%bJ%bK%ctb'
+FLAGS = NUMBERS + STATE_OF % (*[struct.pack('<i', -1)] * 2, 1)
+SIZE = _call(_name('numpy', 'dtype'), _text('U2'))
+SIZE += STATE_OF % (struct.pack('<i', -(2**24)), struct.pack('<i', 4), 8)
 EMPTY = _call(
     _name('numpy.core.multiarray', '_reconstruct'), _name('numpy', 'ndarray'), b'(K\x00t', POINTER
 )
@@ -159,6 +165,8 @@ BY_HAND = {
     'text': _call(_name('numpy', 'ndarray'), b'(K\x01t', _text('O8'), POINTER),
     'scalar': _call(_name('numpy.core.multiarray', 'scalar'), OBJECTS, POINTER),
     'array': EMPTY + b'(K\x01(K\x01t' + OBJECTS + b'\x89' + POINTER + b'tb',
+    'flags': EMPTY + b'(K\x01(K\x01t' + FLAGS + b'\x89' + POINTER + b'tb',
+    'size': _call(_name('numpy.core.multiarray', 'scalar'), SIZE, POINTER),
     'fields': EMPTY + b'(K\x01(K\x01t' + FIELDS + b'\x89' + POINTER + b'tb',
     # Setting things on classes, and calling what is there to be kept.
     'class': _name('argparse', 'Namespace') + b'N}' + _text('__eq__') + _text('broken') + b's\x86b',
@@ -269,6 +277,16 @@ def test_no_tensors(tmp_path):
     torch.save(dict(meta=dict(epoch=1), state_dict={}), tmp_path / 'a.pth')
     with pytest.raises(CheckpointError, match=r'a\.pth has no tensors'):
         load_state_dict(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize('dtype, meta', [('F4', '{}'), ('F32', '[' * 10**5)])
+def test_safetensors_that_the_library_or_json_cannot_read(tmp_path, dtype, meta):
+    tensor = dict(dtype=dtype, shape=[2], data_offsets=[0, 1 if dtype == 'F4' else 8])
+    header = json.dumps(dict(a=tensor, __metadata__=dict(meta=meta))).encode()
+    data = len(header).to_bytes(8, 'little') + header + bytes(tensor['data_offsets'][1])
+    (tmp_path / 'a.safetensors').write_bytes(data)
+    with pytest.raises(CheckpointError, match='a.safetensors is incomplete or no checkpoint'):
+        load_state_dict(tmp_path / 'a.safetensors')
 
 
 def test_foreign_safetensors(tmp_path):

@@ -161,3 +161,23 @@ def test_script(source, tmp_path):
     assert len([*(tmp_path / 'out/val').rglob('*.jpg')]) == 4
     failed = script(tmp_path, tmp_path / 'none')
     assert failed.returncode == 2 and failed.stderr.startswith('error: FileNotFoundError')
+
+
+@pytest.mark.parametrize('class_name, file_name, message', [
+    ('../evil', 'one.png', r"the class '../evil' cannot be the name of a folder"),
+    ('cell', '../../secret.png', r"train.json: '../../secret.png' is outside of the folders"),
+])  # fmt: skip
+def test_names_that_lead_out_of_the_folders(source, tmp_path, class_name, file_name, message):
+    file = source / 'annotations/train.json'
+    coco = json.loads(file.read_text())
+    coco['categories'][0]['name'], coco['images'][0]['file_name'] = class_name, file_name
+    file.write_text(json.dumps(coco))
+    with pytest.raises(ValueError, match=message):
+        crop_objects(source, tmp_path / 'out', dict(train=['train']))
+    assert not (tmp_path / 'out').exists()
+
+
+def test_boxes_of_two_files_with_one_name(source, tmp_path):
+    """Both files of the set have the same picture and ids."""
+    with pytest.raises(ValueError, match='two boxes would be one_'):
+        crop_objects(source, tmp_path / 'out', dict(val=['train', 'val']))

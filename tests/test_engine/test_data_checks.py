@@ -93,16 +93,23 @@ def test_files_that_would_run_code(tmp_path):
     np.savez(tmp_path / 'evil.npz', a=np.array([Evil()], dtype=object), allow_pickle=True)
     np.save(tmp_path / 'plain.npy', np.zeros(3))
     (tmp_path / 'plain.pkl').write_bytes(pickle.dumps([dict(box=np.zeros(4))]))
+    (tmp_path / 'refs(unc).p').write_bytes(pickle.dumps(Evil(), 0))
+    (tmp_path / 'evil.txt').write_bytes(pickle.dumps(Evil()))
+    (tmp_path / 'evil.yaml').write_text(f'a: !!python/object/apply:os.mkdir [{tmp_path / "ran"}]')
+    (tmp_path / 'plain.yaml').write_text('metainfo: {classes: [a]}')
 
-    def check(name):
-        dataset = dict(data_root=str(tmp_path), proposal_file=name)
+    def check(name, option='proposal_file'):
+        dataset = {'data_root': str(tmp_path), option: name}
         check_data(Config(dict(train_dataloader=dict(dataset=dataset))), 'train_dataloader')
 
     check('plain.pkl')
     check('plain.npy')
-    for name in ('evil.pkl', 'evil.npy', 'evil.npz'):
+    check('plain.yaml')
+    for name in ('evil.pkl', 'evil.npy', 'evil.npz', 'evil.txt', 'evil.yaml'):
         with pytest.raises(DataError, match=f'{name} is refused'):
             check(name)
+    with pytest.raises(DataError, match=r'unc\).p is refused'):
+        check('refs(unc).p', 'split_file')
     assert not (tmp_path / 'ran').exists()
 
 
@@ -195,6 +202,18 @@ def test_a_video_that_cannot_be_read(tmp_path):
     path.write_bytes(b'sound')
     with pytest.raises(DataError, match='sound.mp4 cannot be loaded: the file has no video stream'):
         CheckedLoading(load, Labels())(dict(video_path=str(path)))
+
+
+def test_a_frame_that_links_to_a_file_elsewhere(tmp_path):
+    folder = tmp_path / 'clips/one'
+    folder.mkdir(parents=True)
+    (tmp_path / 'secret.png').write_bytes(b'secret')
+    (folder / '00001.png').symlink_to(tmp_path / 'secret.png')
+    sample = dict(video_path=str(folder), frame_template='{:05}.png', total_frames=2)
+    load = CheckedLoading(dict, Labels(), [str(tmp_path / 'clips')])
+    with pytest.raises(DataError, match=r'00001.png is a link to .*secret.png, outside of'):
+        load(sample)
+    assert load(dict(sample, frame_template='{:05}.jpg')), 'the link is no frame'
 
 
 def turn(path):

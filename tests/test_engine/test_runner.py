@@ -67,6 +67,21 @@ def test_other_norms_are_trained_on_one_image():
         assert check_single_images(pooled(nn.GroupNorm(2, 4))) is None  # raises no error
 
 
+@pytest.mark.parametrize('workers, kept, hook, warned', [
+    (1, False, [], True), (1, True, [], False), (0, False, [], False),
+    (1, False, [dict(type='ExactResumeHook')], False),
+])  # fmt: skip
+def test_workers_that_draw_the_same_numbers_again(
+    tmp_path, monkeypatch, workers, kept, hook, warned
+):
+    found = []
+    monkeypatch.setattr(module, 'log_warning', found.append)
+    runner = tiny_runner(tmp_path, custom_hooks=hook)
+    runner._train_dataloader.update(num_workers=workers, persistent_workers=kept)
+    runner.build_train_loop(runner._train_loop)
+    assert ['persistent_workers=True' in text for text in found] == [True] * warned
+
+
 def test_images_of_several_sizes_are_batched_apart():
     seen = []
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from mmlinattn.datasets.shapes.install import is_there
 from mmlinattn.datasets.shapes.layouts import JPEG_QUALITY, square_crop
-from mmlinattn.utils import check_integer, staged_folder, write_json
+from mmlinattn.utils import check_integer, outside_reason, staged_folder, write_json
 from mmlinattn.utils.command_line import errors_in_one_line
 
 DESCRIPTION = 'crops.json'
@@ -54,6 +54,13 @@ def _write_split(
         coco = json.loads((source / 'annotations' / f'{name}.json').read_bytes())
         classes = {category['id']: category['name'] for category in coco['categories']}
         files = {image['id']: image['file_name'] for image in coco['images']}
+        for label in classes.values():
+            if label in ('', '.', '..') or Path(label).name != label:
+                raise ValueError(f'{name}.json: the class {label!r} cannot be the name of a folder')
+        for file in files.values():
+            outside = outside_reason(str(source / 'images' / file), [str(source / 'images')])
+            if outside:
+                raise ValueError(f'{name}.json: {file!r} {outside}')
         for a in coco['annotations']:
             if a.get('iscrowd'):  # no single object
                 continue
@@ -73,6 +80,8 @@ def _write_split(
             raise FileNotFoundError(f'{source / "images" / file} is missing or no picture')
         crop = square_crop(image, bbox, parameters['size'], parameters['scale'])
         path = folder / label / f'{Path(file).stem}_{number}.jpg'
+        if path.exists():
+            raise ValueError(f'two boxes would be {path.name}: give one image another name')
         jpeg = cv2.imencode('.jpg', crop, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
         path.write_bytes(jpeg.tobytes())  # cv2.imwrite raises no error
         counts[label] += 1

@@ -14,6 +14,7 @@ from mmlinattn.utils import write_json
 from mmlinattn.utils.command_line import errors_in_one_line
 
 ORIENTATION = 0x0112  # tag of EXIF
+TURNED = ('JPEG', 'MPO', 'PNG')  # by those who read the images
 
 
 def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
@@ -23,7 +24,8 @@ def convert(images: Path, labels: Path, out: Path, classes: list) -> str:
         try:
             with Image.open(path) as image:
                 width, height = image.size
-                if image.getexif().get(ORIENTATION, 1) > 4:  # it lies on its side; readers turn it
+                turns = image.format in TURNED and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
+                if turns:  # it lies on its side
                     width, height = height, width
         except Exception as error:
             raise ValueError(f'{path} cannot be read: {error}') from error

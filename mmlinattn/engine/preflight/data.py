@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+import yaml
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
@@ -38,8 +39,8 @@ DATA_HINTS = {
     'data/imagenet-v2': 'see docs/datasets.md#imagenet-v2',
     'data/cifar-100-binary': 'see configs/ripple/README.md#data',
 }
-
-
+# Options of data sets, RefCOCO and OpenImages, whose files are pickles of any suffix.
+PICKLED = ('split_file', 'meta_file')
 # Parts of the names of MMPretrain's metrics that read the label of an image.
 LABEL_METRICS = (
     'Accuracy', 'AveragePrecision', 'ConfusionMatrix', 'MultiLabelMetric', 'SingleLabelMetric',
@@ -68,7 +69,7 @@ def check_data(cfg: Config, *loaders: str) -> None:
 
     Raises:
         FileNotFoundError: a data folder or annotation file does not exist.
-        DataError: a pickle or numpy file would run code when read.
+        DataError: a pickle, YAML or numpy file would run code when read.
     """
     for loader in loaders:
         for dataset in dataset_configs(cfg.get(loader) or {}):
@@ -82,16 +83,21 @@ def check_data(cfg: Config, *loaders: str) -> None:
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
                         + _data_hint(root or path, path)
                     )
-            for _, text in nodes(dataset):
+            for place, text in nodes(dataset):
                 if isinstance(text, str) and osp.isfile(osp.join(root, text)):
-                    _check_plain(osp.join(root, text))
+                    _check_plain(osp.join(root, text), place.endswith(PICKLED))
 
 
-def _check_plain(path: str) -> None:
-    """Raise DataError if reading a pickle or numpy file, as the frameworks do, would run code."""
+def _check_plain(path: str, is_pickled: bool) -> None:
+    """Raise DataError if reading a file, as the frameworks do, would run code."""
     try:
-        if path.endswith(('.pkl', '.pickle')):
+        with open(path, 'rb') as file:  # the first byte of pickles, but of old ones, and of no text
+            is_pickled = is_pickled or file.read(1) == b'\x80'
+        if is_pickled or path.endswith(('.pkl', '.pickle')):
             PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
+        elif path.endswith(('.yml', '.yaml')):
+            loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
+            yaml.load(Path(path).read_bytes(), Loader=loader)
         elif path.endswith(('.npy', '.npz')):
             arrays = np.load(path, allow_pickle=False)
             [arrays[name] for name in getattr(arrays, 'files', ())]

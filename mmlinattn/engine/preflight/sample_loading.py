@@ -1,5 +1,6 @@
 """Checked loading of samples, the same before work, in training and in ``check-data``."""
 
+import os
 import os.path as osp
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,7 +46,7 @@ class CheckedLoading:
     def loaded(self, results: dict) -> Tuple[Optional[dict], List[Finding]]:
         """Return what the transform loads, None if it fails, and the findings in it."""
         path: Any = results.get('video_path', results.get('img_path'))
-        for file in filter(None, (path, results.get('seg_map_path'))):
+        for file in filter(None, (path, results.get('seg_map_path'), *_linked_frames(results))):
             outside = outside_reason(file, self.folders)
             if outside:
                 return None, [Finding('outside', file, outside, True)]
@@ -129,6 +130,16 @@ class CheckedLoading:
             what = f'has labels {strange[:5]}, which are read modulo 256 ({strange[0]} as '
             what += f'{int(strange[0]) % 256}): write a map of 8 bits with labels up to 255'
             yield Finding('class', where, what, True)
+
+
+def _linked_frames(results: dict) -> List[str]:
+    """Return the frames of a folder of frames that are links."""
+    folder, template = results.get('video_path'), results.get('frame_template')
+    if template is None or '://' in folder or not osp.isdir(folder):
+        return []
+    links = {entry.name: entry.path for entry in os.scandir(folder) if entry.is_symlink()}
+    names = (template.format(i + 1) for i in range(results['total_frames'])) if links else ()
+    return [links[name] for name in names if name in links]
 
 
 def _unreadable(path: str, error: Exception, is_known: bool) -> Finding:

@@ -30,6 +30,7 @@ from ...utils.pretrained import SAFE, initial_weights_read_safely
 from ...utils.suggest import shorten
 from ..config import check_no_passwords
 from ..hooks.ema_hook import ModelEMAHook
+from ..hooks.exact_resume_hook import ExactResumeHook
 from ..model import build_model, optim_wrappers, quiet, unwrapped
 from ..preflight.data import DataError, empty_reason, folders_reason, labels_of
 from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
@@ -179,6 +180,14 @@ class PluginRunner(Runner):
             )
         check_samples(loop.dataloader.dataset, labels_of(self.cfg))
         self._check_smallest_batch(loop.dataloader)
+        restarts = loop.dataloader.num_workers and not loop.dataloader.persistent_workers
+        is_exact = any(isinstance(hook, ExactResumeHook) for hook in self.hooks)
+        if isinstance(loop, EpochBasedTrainLoop) and restarts and not is_exact:
+            log_warning(
+                'The workers of train_dataloader start anew in each epoch, with the same random '
+                'numbers: all epochs have the same augmentation. Set '
+                'train_dataloader.persistent_workers=True.'
+            )
         return loop
 
     def _check_smallest_batch(self, loader: DataLoader) -> None:
