@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram, export
 from ..models.layers import BaseAttention
 from ..models.layers.attend_calls import watch_attend
 from .deployable import Deployable, NotDeployable
+from .export_rewrites import adaptive_means
 from .file_metadata import FileMetadata
 from .formats import FormatError
 
@@ -144,7 +145,7 @@ def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> Exporte
     if metadata.task == 'detection':
         args += (torch.tensor([size] * batch),)
         shapes['size'] = {dim: side for dim, side in dynamic.items() if dim == 0}
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), adaptive_means():
         warnings.simplefilter('ignore')
         deferred: Dict[str, Any] = {DEFERRED: True}
         return export(model, args, dynamic_shapes=shapes, strict=False, **deferred)

@@ -1,6 +1,7 @@
-"""Replacements for layers that cannot be exported with dynamic sizes."""
+"""Replacements for what cannot be exported with dynamic sizes."""
 
-from typing import Any, Optional
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +11,10 @@ from ..models.layers.pooling import cell_masks, cell_weights
 
 
 def rewrite_for_export(model: nn.Module) -> None:
-    """Replace MMSegmentation's ``Upsample`` and torch's ``AdaptiveAvgPool2d`` in place."""
+    """Replace MMSegmentation's ``Upsample`` in place."""
     for module in list(model.modules()):
         children: Any = list(module.named_children())
         for name, layer in children:
-            if isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
-                setattr(module, name, AdaptiveMean(layer.output_size))
             factor = getattr(layer, 'scale_factor', None)
             is_upsample = type(layer).__name__ == 'Upsample' and not layer.size
             if is_upsample and isinstance(factor, float) and factor.is_integer():
@@ -35,22 +34,35 @@ class Enlarge(nn.Module):
         return F.interpolate(x, size, mode=self.mode, align_corners=self.align_corners)
 
 
-class AdaptiveMean(nn.Module):
-    """Equivalent of torch's ``AdaptiveAvgPool2d`` by two matrix products.
+@contextmanager
+def adaptive_means() -> Iterator[None]:
+    """Compute ``adaptive_avg_pool2d`` by :func:`adaptive_mean` in the block.
+
+    torch's decomposition fixes the cells at the size of the capture.
+    """
+    original = F.adaptive_avg_pool2d
+    setattr(F, 'adaptive_avg_pool2d', adaptive_mean)  # noqa: B010  of another signature for mypy
+    try:
+        yield
+    finally:
+        setattr(F, 'adaptive_avg_pool2d', original)  # noqa: B010
+
+
+def adaptive_mean(x: Tensor, output_size: Any) -> Tensor:
+    """Compute torch's ``adaptive_avg_pool2d`` of (..., H, W) by two matrix products.
 
     Example:
         >>> x = torch.randn(2, 3, 7, 10)
-        >>> torch.allclose(AdaptiveMean(3)(x), nn.AdaptiveAvgPool2d(3)(x), atol=1e-6)
+        >>> torch.allclose(adaptive_mean(x, 3), F.adaptive_avg_pool2d(x, 3), atol=1e-6)
         True
     """
-
-    def __init__(self, output_size) -> None:
-        super().__init__()
-        self.cells = (output_size,) * 2 if isinstance(output_size, int) else tuple(output_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, columns = (
-            cell_weights(cell_masks(number, size, x.device), torch.float32).to(x.dtype)
-            for number, size in zip(self.cells, x.shape[-2:])
-        )
-        return rows @ x @ columns.transpose(0, 1)
+    cells = (output_size,) * 2 if isinstance(output_size, int) else tuple(output_size)
+    if cells == (1, 1):
+        return x.mean((-2, -1), keepdim=True)
+    weights = [
+        None if cell is None else cell_weights(cell_masks(cell, size, x.device), torch.float32)
+        for cell, size in zip(cells, x.shape[-2:])
+    ]
+    rows, columns = (weight if weight is None else weight.to(x.dtype) for weight in weights)
+    x = x if rows is None else rows @ x
+    return x if columns is None else x @ columns.transpose(0, 1)

@@ -15,6 +15,7 @@ from ..utils.messages import log_warning
 from .capture import capture, check_shape, check_torch, least_side, strides_of
 from .compare import difference, fit
 from .deployable import Deployable, load
+from .exported_file import FileError
 from .file_metadata import FileMetadata
 from .formats import FORMATS, FormatError, check_format
 
@@ -122,13 +123,17 @@ class Export:
         with atomic_write(path) as temporary:
             FORMATS[name].write(self.program, metadata, temporary)
         seconds = time.perf_counter() - start
-        run = FORMATS[name].load(path)
-        with torch.no_grad():
-            errors = {
-                size: difference(run(*inputs), expected)
-                for (size, inputs), expected in zip(self.inputs.items(), self.expected)
-                if min(inputs[0].shape[2:]) >= metadata.least
-            }
+        try:
+            run = FORMATS[name].load(path)
+            with torch.no_grad():
+                errors = {
+                    size: difference(run(*inputs), expected)
+                    for (size, inputs), expected in zip(self.inputs.items(), self.expected)
+                    if min(inputs[0].shape[2:]) >= metadata.least
+                }
+        except FileError:
+            path.unlink()
+            raise
         return ExportResult(path, seconds, errors)
 
 

@@ -23,9 +23,10 @@ def suppress(boxes: Tensor, scores: Tensor, iou_threshold: float, limit: int) ->
     from torchvision.ops import nms
 
     stays = torch.zeros_like(scores)
+    threshold = torch.tensor(iou_threshold, dtype=torch.float32).item()  # as in mmcv and ONNX
     for row, corners, values in zip(stays, boxes, scores):
         index = (values > 0).nonzero().squeeze(1)
-        row[index[nms(corners[index], values[index], iou_threshold)[:limit]]] = 1
+        row[index[nms(corners[index], values[index], threshold)[:limit]]] = 1
     return stays
 
 

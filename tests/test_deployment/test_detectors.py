@@ -161,6 +161,8 @@ def test_suppression_is_greedy_and_bounded():
     # 10 x 9 over 10 x 10 is 0.9; 10 x 8 over 10 x 9 is 0.89.
     assert suppress(boxes, scores, 0.85, 4).tolist() == [[1, 0, 1, 1], [0, 0, 1, 1]]
     assert suppress(boxes, scores, 0.85, 1).tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
+    equal = torch.tensor([[[0.0, 0, 100, 10], [0, 0, 60, 10]]])  # as mmcv: 0.6 is not above 0.6
+    assert suppress(equal, torch.tensor([[0.9, 0.8]]), 0.6, 4).tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize(

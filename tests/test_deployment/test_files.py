@@ -19,6 +19,7 @@ from mmlinattn.deployment import Export, ExportSettings, FileMetadata, exporter
 from mmlinattn.deployment.capture import captured_size, strides_of
 from mmlinattn.deployment.compare import difference, match
 from mmlinattn.deployment.deployable import NotDeployable, deployable
+from mmlinattn.deployment.export_rewrites import adaptive_means
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.exported_model import ExportedModel
 from mmlinattn.deployment.file_metadata import METADATA
@@ -235,6 +236,34 @@ def test_where_a_model_of_any_size_is_captured():
     assert captured_size((64, 64), 128, dynamic=True) == (256, 384)
     assert captured_size((512, 320), 128, dynamic=True) == (512, 320)
     assert captured_size((64, 64), 128, dynamic=False) == (64, 64)
+
+
+@pytest.mark.parametrize('cells', [1, 2, (3, None), (1, 2)])
+def test_adaptive_pooling_by_a_function_is_captured_for_any_size(cells):
+    class Pool(nn.Module):
+        def forward(self, x):
+            return F.adaptive_avg_pool2d(x, cells)
+
+    rows, columns = torch.export.Dim('rows', min=4), torch.export.Dim('columns', min=4)
+    with adaptive_means():
+        shapes = dict(x={2: rows, 3: columns})
+        program = torch.export.export(Pool(), (torch.randn(2, 3, 6, 8),), dynamic_shapes=shapes)
+    for size in ((6, 8), (7, 11), (5, 4), (13, 6)):
+        x = torch.randn(2, 3, *size)
+        torch.testing.assert_close(program.module()(x), Pool()(x))
+
+
+def test_a_file_that_cannot_be_run_does_not_stay(make, tmp_path, monkeypatch):
+    def fails(*args):
+        raise FileError('a.onnx cannot be run')
+
+    case = make('segformer')
+    image = F.interpolate(case.image, (64, 64))
+    written = Export(deployable(case.model, case.cfg), (), STATIC, image)
+    monkeypatch.setattr(exporter, 'difference', fails)
+    with pytest.raises(FileError, match='cannot be run'):
+        written.write('onnx', tmp_path / 'a.onnx')
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_stride_counts_pooling():
