@@ -5,7 +5,7 @@ from collections import Counter
 
 from ..engine.config import load_config
 from ..engine.preflight.run import audit
-from ..utils import redacted
+from ..utils import escaped, redacted
 
 
 def main(args: argparse.Namespace) -> int:
@@ -15,7 +15,7 @@ def main(args: argparse.Namespace) -> int:
     for split, finding in audit(cfg, tuple(args.splits), images):
         kinds[split, finding.kind] += 1
         line = f'{split}, {finding.kind}: {finding.where}: {finding.what}'
-        print(redacted(line), flush=True)
+        print(escaped(redacted(line)), flush=True)
     for split in images:
         print(f'{split}: {images[split]} samples')
     for (split, kind), count in sorted(kinds.items()):

@@ -8,7 +8,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.fileio import join_path
 from mmengine.registry import DATASETS, TRANSFORMS
 
-from .audit.coco import read_json
+from .audit.coco import read_json, runs_fault
 
 INTERIOR, BORDER = 1, 2
 _SQUARE = np.ones((3, 3), np.uint8)
@@ -122,6 +122,8 @@ def _decode(mask: Any, height: int, width: int) -> Tuple[Tuple[slice, slice], np
     """Return the box of polygons or RLE, a pixel wider, as slices, and the mask within it."""
     from pycocotools import mask as coco_mask  # comes with MMDetection
 
+    if not isinstance(mask, list) and (fault := runs_fault(mask['counts'], height * width)):
+        raise ValueError(fault)
     if isinstance(mask, list):
         mask = coco_mask.merge(coco_mask.frPyObjects(mask, height, width))
     elif isinstance(mask['counts'], list):

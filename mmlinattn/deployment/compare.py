@@ -10,6 +10,9 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import Tensor
 
+from ..engine.preflight.data import check_plain, dataset_configs, folders_of
+from ..engine.preflight.sample_loading import base_datasets
+from ..utils import outside_reason
 from .exported_file import Outputs
 
 
@@ -94,7 +97,15 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
     missing = 'the config has no test set'
     try:
         if dataset:
-            pixels = DATASETS.build(dataset)[0]['inputs']
+            for part in dataset_configs(cfg.test_dataloader):
+                check_plain(part)
+            images = DATASETS.build(dataset)
+            first = next(base_datasets(images))
+            sample = first.get_data_info(0)
+            for file in filter(None, (sample.get('img_path'), sample.get('seg_map_path'))):
+                if reason := outside_reason(file, folders_of(first)):
+                    raise ValueError(f'{file} {reason}')
+            pixels = images[0]['inputs']
             return pixels.flip(0)[None].float(), 'the first image of the test set'
     except FileNotFoundError as error:
         missing = f'{error.filename or "the test set"} is not here'

@@ -116,6 +116,10 @@ class DeployableTwoStage(DeployableDetector):
             raise NotDeployable('roi_head.shared_head has no exported form')
         for head in self.stages():
             check_prediction(head, BBoxHead)
+            if not (head.with_cls and head.with_reg):
+                raise NotDeployable(
+                    'bbox_head with with_cls or with_reg=False has no exported form'
+                )
             check_coder(head.bbox_coder)
             if head.custom_activation:
                 raise NotDeployable(f'{type(head.loss_cls).__name__} has no exported form')

@@ -30,6 +30,19 @@ class Format(NamedTuple):
     packages: Tuple[str, ...] = ()
 
 
+@contextlib.contextmanager
+def _onnx_errors() -> Iterator[None]:
+    """Name the operator that ONNX lacks; torch's message has a page, and this in the last line."""
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().splitlines()[-1]
+        raise FormatError(f'--format onnx: {reason}; give --format pt2') from error
+
+
 def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> None:
     """Write an ONNX file.
 
@@ -40,7 +53,7 @@ def write_onnx(program: ExportedProgram, metadata: FileMetadata, path: Path) -> 
     from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
     from onnxscript.optimizer import fold_constants
 
-    with silence():
+    with silence(), _onnx_errors():
         onnx_program = torch.onnx.export(
             program,
             (),

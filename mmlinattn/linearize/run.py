@@ -29,7 +29,7 @@ from ..engine.hooks.exact_resume_hook import seed_everything
 from ..engine.model import build_model, load_model, quiet
 from ..engine.preflight.model import check_channels
 from ..engine.preflight.run import check_run
-from ..utils import check_writable, write_json
+from ..utils import check_writable, remove_temporaries, write_json
 from ..utils.errors import InputError
 from ..utils.pretrained import initial_weights_read_safely
 from .images import check_readable, image_pipeline, images_below, training_images
@@ -174,8 +174,7 @@ class Linearizer:
                 f'--out {self.out} is of a run with another model or checkpoint: name those, or '
                 'another folder'
             )
-        for temporary in self.out.glob('.*.tmp'):  # of a killed run
-            temporary.unlink()
+        remove_temporaries(self.out)
         return dict(scores=before['scores'], errors=before['errors'])
 
     def _has(self, stage: str) -> bool:

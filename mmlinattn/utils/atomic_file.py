@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -49,6 +50,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left of :func:`atomic_write` in a folder."""
+    for path in folder.glob('.*.tmp'):
+        if re.fullmatch(r'\.\d+-[0-9a-f]+\.tmp', path.name):
+            path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Optional, Tuple, Type
 
+from .redact import escaped
 from .suggest import did_you_mean
 
 # Not at run time: --help and mistyped options are answered before other packages are imported.
@@ -243,7 +244,7 @@ def error_text(error: Exception) -> str:
         text = re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', text)[-1]
     text = ' '.join(text.split())
     if text:
-        return text
+        return escaped(text)
     for frame in traceback.extract_tb(error.__traceback__)[-1:]:
         return f'{frame.line} (line {frame.lineno} of {frame.filename})'
     return 'no message'

@@ -4,6 +4,7 @@ import re
 
 # scheme://user:password@host; a password may contain any character that does not end the URL.
 USER = re.compile(r'(?<=://)[^/\s\'"?#]*@')
+CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f]')
 QUERY = re.compile(r'(://[^\s\'"?]*\?)[^\s\'"#]+')
 
 
@@ -25,6 +26,16 @@ def redacted(text: str) -> str:
         "no answer from 'https://***@host/a.pth?***'"
     """
     return QUERY.sub(r'\1***', USER.sub('***@', text))
+
+
+def escaped(text: str) -> str:
+    r"""Replace control characters, as of names in a file, by their escapes.
+
+    Example:
+        >>> print(escaped('a\x1b[2K.jpg'))
+        a\x1b[2K.jpg
+    """
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class RedactedError(Exception):

@@ -67,6 +67,11 @@ def test_nothing_is_found_where_nothing_is_wrong():
             'mask',
             'do not sum to 200 pixels',
         ),
+        (  # without the last run, as some encoders write it
+            lambda c: c['annotations'][0].update(segmentation=dict(size=[10, 20], counts='23')),
+            'mask',
+            "do not sum to 200 pixels: '23'",
+        ),
         (lambda c: c['annotations'][0].update(iscrowd=2), 'annotation', 'iscrowd is 2'),
         (
             lambda c: c['annotations'][0].update(segmentation=[[1, 2, 3]]),

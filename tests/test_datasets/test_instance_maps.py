@@ -76,7 +76,9 @@ def test_images_without_instances_and_annotations_without_masks(tmp_path):
     assert InstanceMaps(str(path)).get_data_info(1)['masks'] == []
 
 
-@pytest.mark.parametrize('mask', [rle(np.ones((4, 5))), [[1, 2]]])
+@pytest.mark.parametrize('mask', [
+    rle(np.ones((4, 5))), [[1, 2]], dict(size=[4, 4], counts='0'), dict(size=[4, 4], counts=[9, 2]),
+])  # fmt: skip
 def test_masks_that_do_not_fit_name_the_image(mask):
     sample = dict(ori_shape=(4, 4), masks=[mask], seg_fields=[], img_path='b.jpg')
     with pytest.raises(ValueError, match='b.jpg of 4 x 4 pixels has a mask that does not fit'):

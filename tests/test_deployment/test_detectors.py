@@ -125,6 +125,13 @@ def test_heads_that_predict_in_their_own_way_are_named(shapes_root, family, part
         deployable(MODELS.build(cfg.model), cfg)
 
 
+def test_a_head_without_boxes_is_named(shapes_root):
+    cfg = shrunk(MASK_RCNN, shapes_root)
+    cfg.model.roi_head.bbox_head.with_reg = False
+    with pytest.raises(NotDeployable, match='with_reg=False has no exported form'):
+        deployable(MODELS.build(cfg.model), cfg)
+
+
 def test_images_of_a_batch_do_not_meet(make):
     case = make('ravlt-nano-mask-rcnn', lower_threshold)
     model = deployable(case.model, case.cfg)

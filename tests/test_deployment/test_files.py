@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -23,7 +24,7 @@ from mmlinattn.deployment.export_rewrites import adaptive_means
 from mmlinattn.deployment.exported_file import ExportedFile, FileError
 from mmlinattn.deployment.exported_model import ExportedModel
 from mmlinattn.deployment.file_metadata import METADATA
-from mmlinattn.deployment.formats import OPSET
+from mmlinattn.deployment.formats import OPSET, FormatError, write_onnx
 from mmlinattn.models.layers import SoftmaxAttention, map_to_tokens, tokens_to_map
 from tests.sizes import LONG, some
 
@@ -251,6 +252,17 @@ def test_adaptive_pooling_by_a_function_is_captured_for_any_size(cells):
     for size in ((6, 8), (7, 11), (5, 4), (13, 6)):
         x = torch.randn(2, 3, *size)
         torch.testing.assert_close(program.module()(x), Pool()(x))
+
+
+@captures
+def test_an_operator_that_onnx_lacks(tmp_path):
+    class Largest(nn.Module):
+        def forward(self, image):
+            return dict(a=F.adaptive_max_pool2d(image, 3))
+
+    program = torch.export.export(Largest(), (torch.rand(1, 3, 8, 8),))
+    with pytest.raises(FormatError, match='--format onnx: .*adaptive_max_pool2d.*; give --format'):
+        write_onnx(program, SimpleNamespace(outputs=('a',)), tmp_path / 'a.onnx')
 
 
 def test_a_file_that_cannot_be_run_does_not_stay(make, tmp_path, monkeypatch):

@@ -61,6 +61,7 @@ def test_images_and_annotations_of_a_detector(check, data):
     def spoil(content):
         content['annotations'][0]['bbox'][2] = 0
         content['annotations'][1]['category_id'] = 99
+        content['images'][4]['file_name'] = '\x1b[2K.jpg'
 
     change(data / COCO, spoil)
     code, lines = check('det')
@@ -71,6 +72,7 @@ def test_images_and_annotations_of_a_detector(check, data):
         f'train, unreadable: {images[1]}: cannot be loaded: damaged, or no image',
         f'train, unreadable: {images[2]}: does not exist; {images[2].parent} has ',
         f'train, size: {images[3]}: is 64 high and 32 wide, its annotation says (64, 64)',
+        f'{images[0].parent}/\\x1b[2K.jpg: does not exist',
         'train: 6 samples',
     ):
         assert sum(wanted in line for line in lines) == 1, wanted

@@ -1,7 +1,9 @@
 """The command lines of export: a file that scores as the model does, and errors of one line."""
 
+import copy
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import cv2
@@ -173,6 +175,18 @@ def test_a_config_without_readable_test_data(root, options, tmp_path):
     with pytest.raises(ValueError, match='^the first image of the test set cannot .*--sample$'):
         sample_image(cfg)  # no image is there
     cv2.imwrite(str(images / 'a.jpg'), np.zeros((8, 8, 3), np.uint8))
+    readable = copy.deepcopy(cfg.test_dataloader.dataset)
+    shutil.move(images / 'a.jpg', tmp_path / 'secret.jpg')
+    (images / 'a.jpg').symlink_to(tmp_path / 'secret.jpg')
+    cfg.test_dataloader.dataset.update(data_root=str(images), data_prefix=dict(img_path=''))
+    with pytest.raises(ValueError, match='a link to .*secret.jpg, outside of the folders'):
+        sample_image(cfg)
+    (images / 'evil.pkl').write_bytes(b'\x80\x04cos\nmkdir\n(X\x01\x00\x00\x00atR.')
+    cfg.test_dataloader.dataset.ann_file = 'evil.pkl'
+    with pytest.raises(ValueError, match='evil.pkl is refused'):
+        sample_image(cfg)
+    cfg.test_dataloader.dataset = readable
+    shutil.move(tmp_path / 'secret.jpg', images / 'a.jpg')
     for dataloader in (cfg.test_dataloader, None):  # without the map, and without test data
         cfg.test_dataloader = dataloader
         image, origin = sample_image(cfg)

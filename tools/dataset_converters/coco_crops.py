@@ -8,6 +8,7 @@ test.json.
 import argparse
 import json
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -34,9 +35,12 @@ def crop_objects(
         check_integer(f'max_per_class of {split}', number)
     if not scale > 0:
         raise ValueError(f'scale must be positive, got {scale}')
+    digest = sha256()
+    for name in sorted({name for names in splits.values() for name in names}):
+        digest.update((source / 'annotations' / f'{name}.json').read_bytes())
     parameters = dict(
-        source=source.name, splits=splits, size=check_integer('size', size), scale=scale,
-        max_per_class=max_per_class, seed=seed,
+        source=source.name, annotations=digest.hexdigest(), splits=splits,
+        size=check_integer('size', size), scale=scale, max_per_class=max_per_class, seed=seed,
     )  # fmt: skip
     if is_there(root, DESCRIPTION, 'crops', parameters):
         return

@@ -211,12 +211,31 @@ def _mask_fault(mask: Any, size: Size) -> Tuple[str, str]:
         return '', f'segmentation is {_short(mask)}'
     if not isinstance(mask.get('size'), (list, tuple)) or tuple(mask['size']) != (height, width):
         return '', f'its size is {_short(mask.get("size"))}, that of its image {[height, width]}'
-    runs = mask['counts']
-    if isinstance(runs, list) and not (
-        all(type(run) is int and run >= 0 for run in runs) and sum(runs) == height * width
-    ):
-        return '', f'its run lengths do not sum to {height * width} pixels: {_short(runs)}'
-    return 'mask', ''
+    return ('', what) if (what := runs_fault(mask['counts'], height * width)) else ('mask', '')
+
+
+def runs_fault(counts: Any, size: int) -> str:
+    """Return why run lengths, a list or COCO's text of them, are none of ``size`` pixels, or ''.
+
+    pycocotools leaves pixels that they lack as they were in memory. In the text a character has 5
+    bits of a number, and from the fourth one on it is the difference to the last number but one.
+
+    Example:
+        >>> runs_fault([2, 3, 1], 6), runs_fault('231', 6), runs_fault('23', 6)
+        ('', '', "its run lengths do not sum to 6 pixels: '23'")
+    """
+    runs, text = (counts, b'') if isinstance(counts, list) else ([], counts)
+    value = shift = 0
+    for code in text.encode() if isinstance(text, str) else text:
+        value |= (code - 48 & 31) << shift
+        shift += 5
+        if not code - 48 & 32:  # the last character of the number
+            value -= (code - 48 & 16) << shift - 4
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+    if all(type(run) is int and run >= 0 for run in runs) and sum(runs) == size:
+        return ''
+    return f'its run lengths do not sum to {size} pixels: {_short(counts)}'
 
 
 def _unknown(kind: str, value: Any, known: Container) -> str:

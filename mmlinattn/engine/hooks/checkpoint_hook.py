@@ -10,7 +10,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from ...checkpoints import CheckpointError, read_checkpoint
-from ...utils import atomic_write
+from ...utils import atomic_write, remove_temporaries
 from ...utils.messages import log_warning
 
 LAST = 'last_checkpoint'  # MMEngine's file with the name of the newest checkpoint
@@ -71,8 +71,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def before_train(self, runner: Runner) -> None:
         super().before_train(runner)
         if is_main_process():
-            for temporary in Path(self.out_dir).glob('.*.tmp'):  # of a killed training
-                temporary.unlink()
+            remove_temporaries(Path(self.out_dir))
 
     def _save_checkpoint(self, runner: Runner) -> None:
         super()._save_checkpoint(runner)

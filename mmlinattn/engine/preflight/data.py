@@ -83,9 +83,15 @@ def check_data(cfg: Config, *loaders: str) -> None:
                         f'{loader}: {path!r} does not exist (data_root={root!r}); '
                         + _data_hint(root or path, path)
                     )
-            for place, text in nodes(dataset):
-                if isinstance(text, str) and osp.isfile(osp.join(root, text)):
-                    _check_plain(osp.join(root, text), place.endswith(PICKLED))
+            check_plain(dataset)
+
+
+def check_plain(dataset: dict) -> None:
+    """Raise DataError if a file of a data set config would run code when read."""
+    root = dataset.get('data_root') or ''
+    for place, text in nodes(dataset):
+        if isinstance(text, str) and osp.isfile(osp.join(root, text)):
+            _check_plain(osp.join(root, text), place.endswith(PICKLED))
 
 
 def _check_plain(path: str, is_pickled: bool) -> None:
