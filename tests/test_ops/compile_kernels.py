@@ -86,10 +86,7 @@ CANDIDATES = {
     ),
     'mean': ((128, 4, 1), (64, 4, 1), (256, 8, 1)),
     'anchors': ((64, 4, 1), (64, 8, 1), (64, 16, 1)),
-    'tiles': (
-        (64, 4, 2), (32, 4, 3), (64, 8, 2), (32, 4, 2), (64, 8, 1), (32, 4, 1), (32, 8, 1),
-        (64, 8, 3),
-    ),
+    'tiles': ((16, 4, 3), (16, 4, 2), (16, 8, 2), (16, 4, 1), (16, 8, 1)),
 }  # fmt: skip
 
 
@@ -116,6 +113,8 @@ def build(kernel, dtype_class, arch, config, **flags):
             continue
         if name in ('MASK', 'IMAGES'):
             signature[name] = '*u8' if name == 'MASK' else '*i32'
+        elif name == 'ANGLES' and dtype_class == 'half':
+            signature[name] = '*fp16'
         elif name.isupper() and name not in ('CHUNK', 'H', 'N'):
             signature[name] = POINTERS[dtype_class] if name in TOKENS else '*fp32'
         else:
@@ -133,7 +132,7 @@ def build(kernel, dtype_class, arch, config, **flags):
 def build_case(name, dim, num_anchors, dtype_class, arch, config, **units):
     """Compile an entry of the table; head dims and anchors are the largest that it serves."""
     kernel, flags = CASES[name]
-    flags = {**COMMON, **flags, 'D': dim, 'BD': dim, 'BN': config.block, 'BK': config.block}
+    flags = {**COMMON, **flags, 'D': dim, 'BD': dim, 'BN': config.block}
     if num_anchors:
         flags.update(M=num_anchors, BM=num_anchors, ADD=num_anchors <= 64)
     if flags['SCORED'] or flags['EXTRA_ROWS'] == 2:
@@ -218,7 +217,7 @@ def check_others(args):
     small = Config(16, 4, 1, 0, 0)
     for name, (kernel, flags) in CASES.items():
         if kernel is not linear._query_backward_kernel or name == 'query_backward':
-            flags = dict(D=16, BD=16, M=1, BM=16, BN=16, BK=16, **{**COMMON, **flags})
+            flags = dict(D=16, BD=16, M=1, BM=16, BN=16, **{**COMMON, **flags})
             build(kernel, 'half', 90, small, **{**flags, 'ROTARY': 0, 'N': 1})
             print(name)
     for name in linear.KERNELS['rala']:

@@ -498,7 +498,7 @@ def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward)
     rings = torch.rand(2, 1, 20, 3, device=DEVICE).requires_grad_()
     mask = torch.zeros(2, 20, dtype=torch.bool, device=DEVICE)
     rotary = Rotary((4, 5), 16)
-    rotary.axes(q.device)  # kept
+    rotary.axes(q.dtype, q.device)  # kept
     learnt = [torch.rand(*s, device=DEVICE).requires_grad_() for s in ((16, 16), (16, 32), (16,))]
 
     def run():
@@ -534,9 +534,9 @@ def operator_cases():
     """Arguments of the custom operator for every module of kernels and its optional tensors."""
     q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     mask = torch.arange(20, device=DEVICE)[None] > 15
-    axes = Rotary((4, 5), 16).axes(q.device)
+    axes = Rotary((4, 5), 16).axes(q.dtype, q.device)
     packed = PackedShapes([(2, 4), (4, 3)])
-    tables = Rotary(packed, 16).axes(q.device)
+    tables = Rotary(packed, 16).axes(q.dtype, q.device)
     anchors = [torch.randn(2, 4, 16, device=DEVICE).requires_grad_() for _ in range(2)]
     positive = [t.detach().exp().requires_grad_() for t in (q, k)]
     groups = torch.rand(1, 2, 20, 3, device=DEVICE, requires_grad=True)

@@ -116,7 +116,7 @@ def test_lengths_and_table():
     packed = PackedShapes([(2, 3), (1, 4)], num_extra_tokens=1)
     assert packed.lengths == (7, 5) and packed.num_tokens == 12
     # The tables of the first map have 2 + 3 rows and columns of cosines, and of sines, 4 angles.
-    assert packed.table(4).tolist() == [[0, 7, 3, 0], [7, 5, 4, 40]]
+    assert packed.table(4).tolist() == [[0, 7, 3, 0], [7, 5, 4, 48]]
     plain = PackedShapes([(2, 3), [1, 4]])
     assert hash(plain) == hash(PackedShapes([(2, 3), (1, 4)]))
     assert plain.with_extra_tokens(1) == packed

@@ -14,7 +14,7 @@ def test_rotation_is_multiplication_by_a_complex_phase():
     height, width, d = 3, 4, 16
     x = torch.randn(height * width, d, dtype=torch.float64)
     turned = apply_rotary(x, Rotary((height, width), d))
-    axes = Rotary((height, width), d).axes()
+    axes = Rotary((height, width), d).axes(torch.float32)
     for i in range(height):
         for j in range(width):
             for pair in range(d // 2):
@@ -24,6 +24,8 @@ def test_rotation_is_multiplication_by_a_complex_phase():
                 got = complex(*turned[i * width + j, 2 * pair : 2 * pair + 2])
                 assert abs(z - got) < 1e-12
                 assert abs(complex(*axes[:, at, t]) - phase) < 1e-6
+    for dtype in (torch.float16, torch.bfloat16):
+        assert torch.equal(Rotary((height, width), d).axes(dtype), axes.half())
 
 
 def test_strides_that_no_complex_number_has():
@@ -82,7 +84,7 @@ def test_tables_are_made_once_and_the_oldest_go(monkeypatch):
     monkeypatch.setattr(numerics, '_MOST_BYTES', 100)
     first = Rotary((2, 3), 8).angles(torch.float32)
     assert Rotary((2, 3), 8).angles(torch.float32) is first
-    others = [Rotary((2, 3), 8).axes(), Rotary((3, 2), 8).angles(torch.float32)]
+    others = [Rotary((2, 3), 8).axes(torch.float32), Rotary((3, 2), 8).angles(torch.float32)]
     others += [Rotary((2, 3), 8, 100.0).angles(torch.float32), Rotary((2, 3), 8).angles(torch.half)]
     assert not any(other is first for other in others)
     for size in range(1, 40):
@@ -109,12 +111,12 @@ def test_threads_share_the_tables(monkeypatch):
 def test_small_tables_are_few(monkeypatch):
     monkeypatch.setattr(numerics, '_CONSTANTS', {})
     for size in range(1, 300):
-        Rotary((size, 1), 4).axes()
+        Rotary((size, 1), 4).axes(torch.float32)
     assert len(numerics._CONSTANTS) == 256
     # A list, which has no hash, finds the table of its tuple.
-    assert Rotary([299, 1], 4).axes() is Rotary((299, 1), 4).axes()
+    assert Rotary([299, 1], 4).axes(torch.float32) is Rotary((299, 1), 4).axes(torch.float32)
     assert (
-        Rotary((9, 9), 4, augment=torch.ones(2, 2)).axes()
+        Rotary((9, 9), 4, augment=torch.ones(2, 2)).axes(torch.float32)
         is not [*numerics._CONSTANTS.values()][-1]
     )
 

@@ -18,6 +18,7 @@ from .triton_helpers import (
     LOWEST,
     add_product,
     add_rows,
+    exp,
     feature,
     kernel,
     load_angles,
@@ -70,8 +71,8 @@ def _kv_state_kernel(
         if SCORED:
             scores = tl.where(real, tl.sum(k * mean[None, :], 1), LOWEST)
             new_top = tl.maximum(top, tl.max(scores, 0))
-            weight *= tl.exp(scores - new_top)
-            fade = tl.exp(top - new_top)
+            weight *= exp(scores - new_top)
+            fade = exp(top - new_top)
             state, z, mass, top = state * fade, z * fade, mass * fade, new_top
             k = k * weight[:, None]
         mass += weight

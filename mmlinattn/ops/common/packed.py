@@ -8,6 +8,8 @@ from torch import Tensor
 
 from .numerics import Mask, constant
 
+ALIGNED = 16  # The cosines of each image begin at a multiple of it.
+
 
 @dataclass(frozen=True)
 class PackedShapes:
@@ -66,7 +68,8 @@ class PackedShapes:
         rows, first, place = [], 0, 0
         for (height, width), length in zip(self.hw_shapes, self.lengths):
             rows.append((first, length, width, place))
-            first, place = first + length, place + 2 * pairs * (height + width)
+            first += length
+            place += -(-2 * pairs * (height + width) // ALIGNED) * ALIGNED
         return constant(_integers, device or torch.device('cpu'), tuple(rows))
 
     def with_extra_tokens(self, num_extra_tokens: int) -> 'PackedShapes':

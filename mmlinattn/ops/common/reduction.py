@@ -8,7 +8,7 @@ import triton.language as tl
 from .launch import Launch
 from .launch_table import Config
 from .partition import CallKey
-from .triton_helpers import LOWEST, kernel
+from .triton_helpers import LOWEST, exp, kernel
 
 # Elements that a program holds at once: the chunks, at most 32, by their columns.
 ELEMENTS, CHUNKS = 2048, 32
@@ -47,7 +47,7 @@ def _reduce_kernel(
             if MODE == 2:
                 tops = tl.load(TOP + of_row, mask=here, other=LOWEST)
                 highest = tl.maximum(top, tl.max(tops, 0))
-                fade, weight = tl.exp(top - highest), tl.exp(tops - highest[None, :])
+                fade, weight = exp(top - highest), exp(tops - highest[None, :])
                 total, mass, top = total * fade, mass * fade, highest
                 part, masses = part * weight, masses * weight
             mass += tl.sum(masses, 0)

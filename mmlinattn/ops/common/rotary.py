@@ -8,6 +8,7 @@ import math
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import (
@@ -17,7 +18,7 @@ from .checks import (
     check_shared_rotary,
 )
 from .numerics import accumulation_dtype, constant, is_tracing
-from .packed import PackedShapes
+from .packed import ALIGNED, PackedShapes
 
 Shape = Union[Tuple[int, int], PackedShapes]
 _CPU = torch.device('cpu')
@@ -53,13 +54,15 @@ class Rotary(NamedTuple):
     normalized: bool = False
     augment: Optional[Tensor] = None
 
-    def axes(self, device: Optional[torch.device] = None) -> Tensor:
-        """Return cosines and sines of the rows, then of the columns: (2, H + W, d / 4), float32.
+    def axes(self, dtype: torch.dtype, device: Optional[torch.device] = None) -> Tensor:
+        """Return cosines and sines of the rows, then of the columns: (2, H + W, d / 4).
 
-        d is the number of channels of a rotation, ``num_heads * head_dim``. The flat tables of
-        packed images follow each other, see :meth:`.PackedShapes.table`.
+        They are float32, for ``dtype`` of 16 bits float16; d is the number of channels of a
+        rotation, ``num_heads * head_dim``. The flat tables of packed images follow each other, see
+        :meth:`.PackedShapes.table`.
         """
-        return self._table(_axes, torch.float32, device, None)
+        kept = torch.float16 if dtype in (torch.float16, torch.bfloat16) else torch.float32
+        return self._table(_rounded_axes, kept, device, None)
 
     def angles(
         self, dtype: torch.dtype, device: Optional[torch.device] = None, tracing: Any = None
@@ -207,7 +210,8 @@ def _supports_complex(pairs: Tensor) -> bool:
 
 def _axes(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
     if isinstance(rotary.hw_shape, PackedShapes):
-        return torch.cat([_axes(image, dtype, device).flatten() for image in rotary.images()])
+        tables = [_axes(image, dtype, device).flatten() for image in rotary.images()]
+        return torch.cat([F.pad(table, (0, -len(table) % ALIGNED)) for table in tables])
     count = rotary.num_heads * rotary.head_dim // 4
     exponent = torch.linspace(0, 1, count, dtype=dtype, device=device)
     places = [torch.arange(size, dtype=dtype, device=device) for size in rotary.hw_shape]
@@ -221,6 +225,10 @@ def _axes(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) ->
     angle = torch.pow(torch.full_like(exponent, rotary.base), -exponent)  # [d/4]
     turned = torch.cat(places)[:, None] * angle  # [H + W, d/4]
     return torch.stack([turned.cos(), turned.sin()])
+
+
+def _rounded_axes(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
+    return _axes(rotary, torch.float32, device).to(dtype)
 
 
 def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:

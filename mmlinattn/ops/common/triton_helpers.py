@@ -9,6 +9,7 @@ import triton.language as tl
 ELU1, RELU = tl.constexpr(1), tl.constexpr(2)
 FEATURES = {'identity': 0, 'elu+1': ELU1.value, 'relu': RELU.value}
 LOWEST = tl.constexpr(-1e30)
+LOG2E = tl.constexpr(1.4426950408889634)  # e^x = 2^(LOG2E x)
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
 # Triton compiles a kernel again where an argument is 1, or is the first multiple of 16. For these
@@ -18,12 +19,16 @@ kernel = functools.partial(triton.jit, do_not_specialize=SIZES)
 
 
 @triton.jit
+def exp(x):
+    """Compute e^x, 0 below 2^-126: for such results tl.exp adds two products and a comparison."""
+    return tl.exp2(x * LOG2E)
+
+
+@triton.jit
 def feature(x, FEATURE: tl.constexpr):
     """Compute phi(x), one of FEATURES; NaN stays NaN, which max of a GPU would drop."""
     if FEATURE == ELU1:
-        # exp2: tl.exp would add instructions for results below 2^-126.
-        negative = tl.exp2(tl.minimum(x, 0.0) * 1.4426950408889634)
-        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + negative
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + exp(tl.minimum(x, 0.0))
     elif FEATURE == RELU:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return x
@@ -133,15 +138,16 @@ def store_rows(base, x, rows, cols, stride_n, stride_d, N, D: tl.constexpr):
 def load_angles(axes, rows, pairs, N, width, COUNT: tl.constexpr):
     """Load cosines and sines (R, pairs) of tokens ``rows`` from the tables of ``Rotary.axes``.
 
-    The tables have COUNT angles per row and column. They stay in the L2 cache; tables of all tokens
-    would be read from memory.
+    The tables have COUNT angles per row and column. They stay in caches; tables of all tokens would
+    be read from memory.
     """
     height = N // width
     by_row, by_column = (rows // width) * COUNT, (height - 1 + rows % width) * COUNT
     at = tl.where((pairs < COUNT)[None, :], by_row[:, None], by_column[:, None]) + pairs[None, :]
+    at = tl.max_contiguous(at, [1, 4])  # copies of 16 bytes would pass the L1 cache by
     inside = (rows < N)[:, None] & (pairs < 2 * COUNT)[None, :]
-    cos = tl.load(axes + at, mask=inside, other=0.0)
-    sin = tl.load(axes + (height + width) * COUNT + at, mask=inside, other=0.0)
+    cos = tl.load(axes + at, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(axes + (height + width) * COUNT + at, mask=inside, other=0.0).to(tl.float32)
     return cos, sin
 
 
@@ -152,7 +158,7 @@ def packed_image(IMAGES, b, axes):
     All packed images are one batch. IMAGES is :meth:`.packed.PackedShapes.table`.
     """
     IMAGES += 4 * b
-    first, axes = tl.load(IMAGES).to(tl.int64), axes + tl.load(IMAGES + 3)
+    first, axes = tl.load(IMAGES).to(tl.int64), axes + tl.multiple_of(tl.load(IMAGES + 3), 16)
     return b * 0, first, tl.load(IMAGES + 1), tl.load(IMAGES + 2), axes
 
 

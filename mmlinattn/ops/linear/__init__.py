@@ -214,7 +214,7 @@ def _run_kernels(kernels: Any, q: Tensor, k: Tensor, v: Tensor, options: LinearO
     axes = images = None
     width = longest = 0
     if rotary is not None:
-        axes = rotary.axes(q.device)
+        axes = rotary.axes(q.dtype, q.device)
         width = 0 if packed is not None else rotary.hw_shape[1]  # type: ignore[index]
     if packed is not None:
         images, longest = packed.table(q.shape[3] // 4, q.device), max(packed.lengths)

@@ -34,6 +34,7 @@ from ..common.triton_helpers import (
     add_product,
     add_row_pairs,
     add_rows,
+    exp,
     feature,
     kernel,
     load_angles,
@@ -295,7 +296,7 @@ def _key_backward_kernel(
         k = feature(load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D), FEATURE)
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         if SCORED:
-            weight = tl.exp(tl.minimum(tl.sum(k * mean[None, :], 1) - mass, 0.0)) * root
+            weight = exp(tl.minimum(tl.sum(k * mean[None, :], 1) - mass, 0.0)) * root
         else:
             weight = tl.zeros((BN,), tl.float32) + root / mass
         weight = tl.where(real, weight, 0.0)

@@ -30,8 +30,10 @@ from ..common.partition import (
 )
 from ..common.reduction import SOFTMAX, sum_of_chunks
 from ..common.triton_helpers import (
+    LOG2E,
     LOWEST,
     add_product,
+    exp,
     kernel,
     load_rows,
     product,
@@ -65,7 +67,7 @@ def _anchor_softmax(q, anchors, M: tl.constexpr, kind: tl.constexpr, BM: tl.cons
     """Compute the softmax over the anchors, (BN, BM), for q (BN, BD) and anchors (BM, BD)."""
     logits = product(q, transposed(anchors, kind), kind)
     logits = tl.where(tl.arange(0, BM)[None, :] < M, logits, LOWEST)
-    weights = tl.exp(logits - tl.max(logits, 1)[:, None])
+    weights = tl.exp2(logits * LOG2E - (tl.max(logits, 1) * LOG2E)[:, None])
     return weights * (1 / tl.sum(weights, 1))[:, None]
 
 
@@ -94,8 +96,9 @@ def _state_kernel(
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         logits = tl.where(real[None, :], product(anchors_q, transposed(k, kind), kind), LOWEST)
         new_top = tl.maximum(top, tl.max(logits, 1))
-        weights = tl.where(real[None, :], tl.exp(logits - new_top[:, None]), 0.0)  # [BM, BN]
-        fade = tl.exp(top - new_top)
+        weights = tl.exp2(logits * LOG2E - (new_top * LOG2E)[:, None])  # [BM, BN]
+        weights = tl.where(real[None, :], weights, 0.0)
+        fade = exp(top - new_top)
         top = new_top
         mass = mass * fade + tl.sum(weights, 1)
         state = add_product(state * fade[:, None], weights, v, kind)
@@ -136,7 +139,7 @@ def _solver_kernel(
         for chunk in range(head * splits, (head + 1) * splits):
             tops = tl.load(TOP + chunk * BM + places)
             new_top = tl.maximum(top, tops)
-            fade, weight = tl.exp(top - new_top), tl.exp(tops - new_top)
+            fade, weight = exp(top - new_top), exp(tops - new_top)
             top = new_top
             mass = mass * fade + tl.load(MASS + chunk * BM + places) * weight
             part = PARTS + chunk * size + at
@@ -297,7 +300,7 @@ def _backward_kernel(
     x = rounded(tl.load(X + head * BM * BD + wide), kind)
     if HAS_TRANSITION:
         d_walk = tl.load(DW + head * BM * BM + square).to(tl.float32)
-    lse = tl.load(LSE + head * BM + places)
+    lse = tl.load(LSE + head * BM + places) * LOG2E
     delta, inverse = tl.load(DELTA + head * BM + places), 1 / root
     d_anchors_q = tl.zeros((BM, BD), tl.float32)
     d_anchors_k = tl.zeros((BM, BD), tl.float32)
@@ -307,7 +310,7 @@ def _backward_kernel(
         k = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
         logits = product_across(anchors_q, transposed(k, kind), kind)  # [BM, BN]
         # Weights are about 1 / N: times its root they and their products stay within float16.
-        weights = tl.exp(tl.minimum(logits - lse[:, None], 0.0)) * root
+        weights = tl.exp2(tl.minimum(logits * LOG2E - lse[:, None], 0.0)) * root
         weights = tl.where(real[None, :] & (places[:, None] < M), weights, 0.0)
         if kind == tl.float32:
             # Read again where they are used: all at once, in two parts each, would not fit.
@@ -317,7 +320,7 @@ def _backward_kernel(
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         logits = product_across(anchors_k, transposed(q, kind), kind)
         logits = tl.where((places < M)[:, None], logits, LOWEST)
-        weights_q = tl.exp(logits - tl.max(logits, 0)[None, :])
+        weights_q = tl.exp2(logits * LOG2E - (tl.max(logits, 0) * LOG2E)[None, :])
         weights_q *= (1 / tl.sum(weights_q, 0))[None, :]
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         d_weights = product_across(d_state, transposed(v, kind), kind)

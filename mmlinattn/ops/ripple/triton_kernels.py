@@ -78,48 +78,35 @@ def _tile_tokens(T: tl.constexpr, height, width):
 
 
 @triton.jit
-def _halo_tokens(i, top, left, T: tl.constexpr, REACH: tl.constexpr,
-                 BX: tl.constexpr, BK: tl.constexpr, height, width):  # fmt: skip
-    """Return row, column and token of block i of the halo of a tile, BK / BX rows at once."""
-    place = tl.arange(0, BK)
-    y, x = i * (BK // BX) + place // BX, place % BX
-    inside = (y < T + 2 * REACH) & (x < T + 2 * REACH)
-    y += top - REACH
-    x += left - REACH
-    inside = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-    return y, x, tl.where(inside, y * width + x, height * width)
+def _halo_columns(left, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr, width, N):
+    """Return the columns of the halo of a tile, N outside the map."""
+    place = tl.arange(0, BX)
+    x = left - REACH + place
+    return tl.where((place < T + 2 * REACH) & (x >= 0) & (x < width), x, N)
 
 
 @triton.jit
-def _distance(y1, x1, y2, x2):
-    """Compute the Chebyshev distance, (len 1, len 2)."""
-    return tl.maximum(tl.abs(y1[:, None] - y2[None, :]), tl.abs(x1[:, None] - x2[None, :]))
+def _weight_at(base, distance, stride_r, REACH: tl.constexpr):
+    """Load the weights of tokens at a distance as float32, the last one beyond REACH."""
+    return tl.load(base + tl.minimum(distance, REACH + 1) * stride_r).to(tl.float32)
 
 
 @triton.jit
-def _load_weights(base, tokens, groups, stride_n, stride_r, N, size: tl.constexpr):
-    """Load the weights of tokens as float32 (tokens, groups), 0 outside."""
-    tokens = tokens.to(tl.int64)
-    inside = (tokens < N)[:, None] & ((groups >= 0) & (groups < size))[None, :]
-    at = base + tokens[:, None] * stride_n + groups[None, :] * stride_r
-    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+def _by_column(base, qx, left, stride_r, width, N, T: tl.constexpr, REACH: tl.constexpr,
+               BX: tl.constexpr):  # fmt: skip
+    """Return what is equal in all rows of the halo of queries at columns ``qx`` (T * T,).
 
-
-@triton.jit
-def _ring_weights(base, tokens, groups, stride_n, stride_r, N, REACH: tl.constexpr):
-    """Return weights of the last group (tokens,), and the excess of the others (tokens, groups).
-
-    The excess is 0 from the last group on.
+    That is the last weight of each query (T * T,), the columns of the halo (BX,), their distances
+    from the query (T * T, BX), and by how much its weight there exceeds the last one.
     """
-    weights = _load_weights(base, tokens, groups, stride_n, stride_r, N, REACH + 2)
-    last = tl.sum(tl.where((groups == REACH + 1)[None, :], weights, 0.0), 1)
-    return last, tl.where((groups <= REACH)[None, :], weights - last[:, None], 0.0)
-
-
-@triton.jit
-def _pick(near, distance, REACH: tl.constexpr):
-    """Select the value of (T, groups) for pairs of tokens (T, K); 0 beyond REACH."""
-    return tl.gather(near, tl.minimum(distance, REACH + 1), 1)
+    last = _weight_at(base, REACH + 1, stride_r, REACH)
+    kx = _halo_columns(left, T, REACH, BX, width, N)
+    dx = tl.abs(qx[:, None] - kx[None, :])
+    excess = tl.zeros(dx.shape, tl.float32)
+    for r in tl.static_range(REACH + 1):
+        weight = _weight_at(base, r, stride_r, REACH) - last
+        excess = tl.where(dx == r, weight[:, None], excess)
+    return last, kx, dx, excess
 
 
 @kernel
@@ -128,36 +115,43 @@ def _forward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
-    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_MASK: tl.constexpr,
+    BD: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute the output of a tile of queries, and their normalisers."""
     head, top, left, qy, qx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
-    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
-    far, near = _ring_weights(WEIGHT + b * swb + h * swh, rows, groups, swn, swr, N, REACH)
+    cols = tl.arange(0, BD)
+    WEIGHT += b * swb + h * swh + tl.minimum(rows, N - 1).to(tl.int64) * swn
+    far, kx, dx, of_column = _by_column(WEIGHT, qx, left, swr, width, N, T, REACH, BX)
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-    # Scores of scaled queries fit float16; total and norm are linear in them.
-    scale = tl.maximum(tl.max(q, 1), 1.0)
-    q *= (1 / scale)[:, None]
-    total, norm = tl.zeros((T * T, BD), tl.float32), tl.zeros((T * T,), tl.float32)
-    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
-        real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
-        k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
-        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
-        local = _pick(near, _distance(qy, qx, ky, kx), REACH)
-        scores = tl.where(real[None, :], product(q, transposed(k, kind), kind) * local, 0.0)
-        total += product(scores, v, kind)
-        norm += tl.sum(scores, 1)
+    scale = tl.full((T * T,), 1.0, tl.float32)
+    if kind == tl.float16:
+        # Scores of scaled queries fit; total and norm are linear in them.
+        scale = tl.maximum(tl.max(q, 1), 1.0)
+        q *= (1 / scale)[:, None]
     SUMS += head * (BD + 1) * BD
     state = tl.load(SUMS + cols[:, None] * BD + cols[None, :])
     z = tl.load(SUMS + BD * BD + cols)
     mass = tl.load(MASS + head)
-    total = total * (1 / mass) + product(q, state, kind) * far[:, None]
-    norm = (norm + eps / scale) / mass + tl.sum(q * z[None, :], 1) * far
+    total = product(q, state, kind) * (far * mass)[:, None]
+    norm = tl.sum(q * z[None, :], 1) * (far * mass)
+    norm += eps / scale
+    for y in range(tl.maximum(top - REACH, 0), tl.minimum(top + T + REACH, height)):
+        start = (y * width).to(tl.int64)
+        k = load_rows(K + b * skb + h * skh + start * skn, kx, cols, skn, skd, N, D)
+        v = load_rows(V + b * svb + h * svh + start * svn, kx, cols, svn, svd, N, D)
+        dy = tl.abs(qy - y)
+        of_row = _weight_at(WEIGHT, dy, swr, REACH) - far
+        local = tl.where(dx <= dy[:, None], of_row[:, None], of_column)
+        scores = product(q, transposed(k, kind), kind) * local
+        if HAS_MASK:
+            real = real_tokens(MASK + b * N + start, kx, N, HAS_MASK)
+            scores = tl.where(real[None, :], scores, 0.0)
+        total += product(scores, v, kind)
+        norm += tl.sum(scores, 1)
     store_rows(OUT + b * sxb + h * sxh, total * (1 / norm)[:, None], rows, cols, sxn, sxd, N, D)
-    tl.store(NORM + head * N + rows, norm * scale, mask=rows < N)
+    tl.store(NORM + head * N + rows, norm * (scale / mass), mask=rows < N)
 
 
 @triton.jit
@@ -176,7 +170,7 @@ def _query_backward_kernel(
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width, eps,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
-    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_MASK: tl.constexpr,
+    BD: tl.constexpr, BR: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of queries and weights, and of each normaliser times itself.
 
@@ -189,43 +183,59 @@ def _query_backward_kernel(
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
     cols, groups = tl.arange(0, BD), tl.arange(0, BR)
-    far, near = _ring_weights(WEIGHT + b * swb + h * swh, rows, groups, swn, swr, N, REACH)
+    WEIGHT += b * swb + h * swh + tl.minimum(rows, N - 1).to(tl.int64) * swn
+    far, kx, dx, of_column = _by_column(WEIGHT, qx, left, swr, width, N, T, REACH, BX)
     q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
     grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
     state, z, shared = _shared_value(SUMS + head * (BD + 1) * BD, BD)
     mass = tl.load(MASS + head)
     d_shared = tl.sum(grad * shared[None, :], 1)
     d_far = product(grad, transposed(state, kind), kind)
-    d_far_z = tl.sum(q * z[None, :], 1)
-    agreement = far * tl.sum(q * d_far, 1)  # of the sum over values with its gradient
-    d_last = tl.sum(q * d_far, 1)
+    d_far_z, d_last = tl.sum(q * z[None, :], 1), tl.sum(q * d_far, 1)
+    agreement = far * d_last  # of the sum over values with its gradient
     dq, dq_norm = d_far * (far * mass)[:, None], z[None, :] * (far * mass)[:, None]
     d_weight, d_weight_norm = tl.zeros((T * T, BR), tl.float32), tl.zeros((T * T, BR), tl.float32)
-    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        ky, kx, keys = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
-        real = real_tokens(MASK + b * N, keys, N, HAS_MASK)
-        k = load_rows(K + b * skb + h * skh, keys, cols, skn, skd, N, D)
-        v = load_rows(V + b * svb + h * svh, keys, cols, svn, svd, N, D)
-        distance = tl.where(real[None, :], _distance(qy, qx, ky, kx), REACH + 1)
+    d_column, d_column_norm = tl.zeros((T * T, BX), tl.float32), tl.zeros((T * T, BX), tl.float32)
+    for y in range(tl.maximum(top - REACH, 0), tl.minimum(top + T + REACH, height)):
+        start, dy = (y * width).to(tl.int64), tl.abs(qy - y)
+        k = load_rows(K + b * skb + h * skh + start * skn, kx, cols, skn, skd, N, D)
+        v = load_rows(V + b * svb + h * svh + start * svn, kx, cols, svn, svd, N, D)
         kernel = product(q, transposed(k, kind), kind)
         d_scores = product(grad, transposed(v, kind), kind) - d_shared[:, None]
-        local = _pick(near, distance, REACH)
+        inner, here = dx <= dy[:, None], groups[None, :] == dy[:, None]
+        of_row = _weight_at(WEIGHT, dy, swr, REACH) - far
+        local = tl.where(inner, of_row[:, None], of_column)
+        local = tl.fma(kernel, tl.zeros_like(kernel), local)  # in the layout of the products
+        if HAS_MASK:
+            real = real_tokens(MASK + b * N + start, kx, N, HAS_MASK)[None, :]
+            local, kernel = tl.where(real, local, 0.0), tl.where(real, kernel, 0.0)
         dq_norm += product(local, k, kind)
         dq += product(d_scores * local, k, kind)
         d_scores *= kernel
-        for r in tl.static_range(REACH + 1):
-            here, ring = groups[None, :] == r, distance == r
-            of_ring = tl.sum(tl.where(ring, d_scores, 0.0), 1)
-            d_weight += tl.where(here, of_ring[:, None], 0.0)
-            of_ring = tl.sum(tl.where(ring, kernel, 0.0), 1)
-            d_weight_norm += tl.where(here, of_ring[:, None], 0.0)
+        # A pair's ring is dy in the columns up to dy, and dx beyond.
+        of_row = tl.sum(tl.where(inner, d_scores, 0.0), 1)
+        d_weight += tl.where(here, of_row[:, None], 0.0)
+        of_row = tl.sum(tl.where(inner, kernel, 0.0), 1)
+        d_weight_norm += tl.where(here, of_row[:, None], 0.0)
+        d_column = tl.where(inner, d_column, d_column + d_scores)
+        d_column_norm = tl.where(inner, d_column_norm, d_column_norm + kernel)
+    for r in tl.static_range(REACH + 1):
+        here, ring = groups[None, :] == r, dx == r
+        d_weight += tl.where(here, tl.sum(tl.where(ring, d_column, 0.0), 1)[:, None], 0.0)
+        of_ring = tl.sum(tl.where(ring, d_column_norm, 0.0), 1)
+        d_weight_norm += tl.where(here, of_ring[:, None], 0.0)
+    near = _weight_at(WEIGHT[:, None], groups[None, :], swr, REACH) - far[:, None]
+    d_weight = tl.where((groups <= REACH)[None, :], d_weight, 0.0)
+    d_weight_norm = tl.where((groups <= REACH)[None, :], d_weight_norm, 0.0)
     agreement += tl.sum(d_weight * near, 1) / mass
     norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
     d_norm = (eps / mass * d_shared - agreement) / norm
     dq = (dq + d_norm[:, None] * dq_norm) * (1 / norm / mass)[:, None]
     store_rows(DQ + b * sxb + h * sxh, dq, rows, cols, sxn, sxd, N, D)
     # The other kernels take the full values, including their common part.
-    tl.store(DNORM + head * N + rows, d_norm - d_shared, mask=rows < N)
+    DNORM += head * 2 * N + rows  # and the inverse normalisers, after those of all queries
+    tl.store(DNORM, d_norm - d_shared, mask=rows < N)
+    tl.store(DNORM + N, 1 / norm, mask=rows < N)
     d_weight = (d_weight + d_norm[:, None] * d_weight_norm) * (1 / norm / mass)[:, None]
     of_last = (d_last + d_norm * d_far_z) / norm - tl.sum(d_weight, 1)
     d_weight += tl.where(groups[None, :] == REACH + 1, of_last[:, None], 0.0)
@@ -235,24 +245,25 @@ def _query_backward_kernel(
 
 @kernel
 def _far_backward_kernel(
-    Q, WEIGHT, MASS, NORM, DNORM, DOUT, DSUMS,
+    Q, WEIGHT, MASS, DNORM, DOUT, DSUMS,
     sqb, sqh, sqn, sqd, swb, swh, swn, swr, sgb, sgh, sgn, sgd, H, N, CHUNK,
-    D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+    D: tl.constexpr, REACH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of the sums of linear attention over a chunk of queries."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
-    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
+    cols = tl.arange(0, BD)
+    WEIGHT += b * swb + h * swh + (REACH + 1) * swr
     d_state, d_z = tl.zeros((BD, BD), tl.float32), tl.zeros((BD,), tl.float32)
     for start in range(split * CHUNK, tl.minimum((split + 1) * CHUNK, N), BN):
         rows = start + tl.arange(0, BN)
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
-        far, _ = _ring_weights(WEIGHT + b * swb + h * swh, rows, groups, swn, swr, N, REACH)
-        norm = tl.load(NORM + head * N + rows, mask=rows < N, other=1.0)
-        q *= (far / norm)[:, None]
+        far = tl.load(WEIGHT + rows.to(tl.int64) * swn, mask=rows < N, other=0.0).to(tl.float32)
+        inverse_norm = tl.load(DNORM + head * 2 * N + N + rows, mask=rows < N, other=0.0)
+        q *= (far * inverse_norm)[:, None]
         grad = load_rows(DOUT + b * sgb + h * sgh, rows, cols, sgn, sgd, N, D)
-        d_norm = tl.load(DNORM + head * N + rows, mask=rows < N, other=0.0)
+        d_norm = tl.load(DNORM + head * 2 * N + rows, mask=rows < N, other=0.0)
         d_state = add_product(d_state, tl.trans(q), grad, kind)
         d_z += tl.sum(q * d_norm[:, None], 0)
     # Divided by its root, which keeps the keys' factors in range whatever their signs.
@@ -264,17 +275,17 @@ def _far_backward_kernel(
 
 @kernel
 def _key_backward_kernel(
-    Q, K, V, WEIGHT, MASK, NORM, DNORM, DOUT, DSUMS, MASS, DK, DV,
+    Q, K, V, WEIGHT, MASK, DNORM, DOUT, DSUMS, MASS, DK, DV,
     sqb, sqh, sqn, sqd, skb, skh, skn, skd, svb, svh, svn, svd, swb, swh, swn, swr,
     sxb, sxh, sxn, sxd, sgb, sgh, sgn, sgd, H, N, height, width,
     D: tl.constexpr, T: tl.constexpr, REACH: tl.constexpr, BX: tl.constexpr,
-    BK: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_MASK: tl.constexpr,
+    BD: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
     """Compute gradients of the keys and values of a tile."""
     head, top, left, ky, kx, rows = _tile_tokens(T, height, width)
     b, h = head // H, head % H
     kind = Q.dtype.element_ty
-    cols, groups = tl.arange(0, BD), tl.arange(0, BR)
+    cols = tl.arange(0, BD)
     real = real_tokens(MASK + b * N, rows, N, HAS_MASK)
     k = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
     v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
@@ -285,14 +296,24 @@ def _key_backward_kernel(
     dk = product(v, transposed(d_state, kind), kind)
     dk = (dk + tl.load(DSUMS + BD * BD + cols)[None, :]) * root
     dv = product(k, d_state, kind)
-    for i in range(0, tl.cdiv(T + 2 * REACH, BK // BX)):
-        qy, qx, tokens = _halo_tokens(i, top, left, T, REACH, BX, BK, height, width)
-        q = load_rows(Q + b * sqb + h * sqh, tokens, cols, sqn, sqd, N, D)
-        grad = load_rows(DOUT + b * sgb + h * sgh, tokens, cols, sgn, sgd, N, D)
-        q *= (1 / tl.load(NORM + head * N + tokens, mask=tokens < N, other=1.0))[:, None]
-        d_norm = tl.load(DNORM + head * N + tokens, mask=tokens < N, other=0.0)
-        _, near = _ring_weights(WEIGHT + b * swb + h * swh, tokens, groups, swn, swr, N, REACH)
-        local = tl.trans(_pick(near, _distance(qy, qx, ky, kx), REACH))  # [keys, queries]
+    qx = _halo_columns(left, T, REACH, BX, width, N)
+    column = tl.minimum(qx, width - 1)
+    weights = column[None, :] * swn
+    dx = tl.minimum(tl.abs(kx[:, None] - qx[None, :]), REACH + 1) * swr
+    WEIGHT += b * swb + h * swh
+    for y in range(tl.maximum(top - REACH, 0), tl.minimum(top + T + REACH, height)):
+        start = (y * width).to(tl.int64)
+        q = load_rows(Q + b * sqb + h * sqh + start * sqn, qx, cols, sqn, sqd, N, D)
+        grad = load_rows(DOUT + b * sgb + h * sgh + start * sgn, qx, cols, sgn, sgd, N, D)
+        at = DNORM + head * 2 * N + start + column
+        d_norm, inverse_norm = tl.load(at), tl.load(at + N)
+        dy = tl.minimum(tl.abs(ky - y), REACH + 1)[:, None] * swr
+        local = tl.load(WEIGHT + start * swn + (weights + tl.maximum(dx, dy))).to(tl.float32)
+        local -= tl.load(WEIGHT + start * swn + (weights + (REACH + 1) * swr)).to(tl.float32)
+        if kind == tl.float16:
+            q *= inverse_norm[:, None]
+        else:
+            local *= inverse_norm[None, :]
         scores = product_across(k, transposed(q, kind), kind) * (local * inverse)
         dv += product(scores, grad, kind)
         d_scores = (product_across(v, transposed(grad, kind), kind) + d_norm[None, :]) * local
@@ -327,20 +348,20 @@ class _Launches:
         self.sizes = (q.heads, q.num_tokens, options.height, options.width)
         self.state = _state(*self.heads, q.num_tokens, q.dim)
         reach = num_groups - 2  # of the halo: the last distance with its own weight
-        self.columns = triton.next_power_of_2(TILE + 2 * reach)
         self.constants = dict(
-            REACH=reach, HAS_MASK=key.shapes[4] is not None,
-            # Triton 3.6 cannot compile a gather from two columns.
-            BR=max(8, triton.next_power_of_2(num_groups)),
+            D=q.dim, BD=self.bd, T=TILE, REACH=reach, HAS_MASK=key.shapes[4] is not None,
+            BX=max(16, triton.next_power_of_2(TILE + 2 * reach)),  # a product takes 16 at least
         )  # fmt: skip
 
-    def over_tiles(self, name: str, kernel: Any, strides: Sequence[int], *sizes: float) -> Launch:
+    def over_tiles(
+        self, name: str, kernel: Any, strides: Sequence[int], *sizes: float, **constants: int
+    ) -> Launch:
         """Return a launch of one program per tile."""
-        config, columns, q = split_tokens(name, self.q)[0], self.columns, self.q
-        block = max(config.block, columns)
-        constants = dict(self.constants, D=q.dim, BD=self.bd, T=TILE, BX=columns, BK=block)
+        config, q = split_tokens(name, self.q)[0], self.q
         grid, arguments = (q.batch * q.heads * self.num_tiles,), (*strides, *self.sizes, *sizes)
-        return Launch(kernel, grid, arguments, constants, config, self.key.aligned)
+        return Launch(
+            kernel, grid, arguments, {**self.constants, **constants}, config, self.key.aligned
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -382,18 +403,19 @@ class _BackwardLaunches(_Launches):
         q, (_, k, v, weights, _, grad), out = self.q, key.strides, token_strides(self.q)
         strides = (*q.strides, *k, *v, *weights, *out, *grad)
         self.queries = self.over_tiles(
-            'ripple_query_backward', _query_backward_kernel, strides, key.options.eps
-        )
+            'ripple_query_backward', _query_backward_kernel, strides, key.options.eps,
+            BR=triton.next_power_of_2(self.constants['REACH'] + 2),
+        )  # fmt: skip
         self.keys = self.over_tiles('ripple_key_backward', _key_backward_kernel, strides)
         self.far = key.over_tokens(
             'ripple_far_backward', _far_backward_kernel, q, (*q.strides, *weights, *grad),
-            REACH=self.constants['REACH'], BR=self.constants['BR'],
+            REACH=self.constants['REACH'],
         )  # fmt: skip
         splits, size = self.far.splits, (self.bd + 1, self.bd)
         self.add_sums = None
         if splits > 1:
             self.add_sums = sum_of_chunks(key, q.batch * q.heads, splits, *size)
-        shapes = (q.num_tokens,), (splits, *size), *[size] * (splits > 1)
+        shapes = (2 * q.num_tokens,), (splits, *size), *[size] * (splits > 1)
         self.scratch = Memory(*[(*self.heads, *shape) for shape in shapes])
 
 
@@ -409,11 +431,11 @@ def backward(
     padding, d_weights = as_bytes(mask, q), weights.new_empty(weights.shape)
     dq, dk, dv = token_major(q), token_major(k), token_major(v)
     launches.queries(q, k, v, weights, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
-    launches.far(q, weights, mass, norm, d_norm, grad, d_sums)
+    launches.far(q, weights, mass, d_norm, grad, d_sums)
     if launches.add_sums is not None:
         launches.add_sums(d_sums, d_sums, d_sums, *total * 3)
         (d_sums,) = total
-    launches.keys(q, k, v, weights, padding, norm, d_norm, grad, d_sums, mass, dk, dv)
+    launches.keys(q, k, v, weights, padding, d_norm, grad, d_sums, mass, dk, dv)
     return dq, dk, dv, d_weights
 
 
