@@ -1,5 +1,6 @@
 """Comparison of the outputs of exported files and models."""
 
+from itertools import islice
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
@@ -100,11 +101,11 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
             for part in dataset_configs(cfg.test_dataloader):
                 check_plain(part)
             images = DATASETS.build(dataset)
-            first = next(base_datasets(images))
-            sample = first.get_data_info(0)
-            for file in filter(None, (sample.get('img_path'), sample.get('seg_map_path'))):
-                if reason := outside_reason(file, folders_of(first)):
-                    raise ValueError(f'{file} {reason}')
+            for part in islice(base_datasets(images), 1):
+                sample = part.get_data_info(0)
+                for file in filter(None, (sample.get('img_path'), sample.get('seg_map_path'))):
+                    if reason := outside_reason(file, folders_of(part)):
+                        raise ValueError(f'{file} {reason}')
             pixels = images[0]['inputs']
             return pixels.flip(0)[None].float(), 'the first image of the test set'
     except FileNotFoundError as error:

@@ -33,6 +33,8 @@ class LinearLR(scheduler.LinearLR):
     """
 
     def __init__(self, optimizer, *, end: int, begin: int = 0, lag: int = 0, **kwargs) -> None:
+        if end <= begin:  # MMEngine looks at the end with the lag
+            raise ValueError(f'end should be larger than begin, got begin={begin}, end={end}')
         self.lag = lag
         super().__init__(optimizer, begin=begin, end=end + lag + 1, **kwargs)
 

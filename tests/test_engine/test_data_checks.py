@@ -99,7 +99,8 @@ def test_files_that_would_run_code(tmp_path):
     (tmp_path / 'plain.yaml').write_text('metainfo: {classes: [a]}')
 
     def check(name, option='proposal_file'):
-        dataset = {'data_root': str(tmp_path), option: name}
+        dataset = dict(type='mmdet.RefCocoDataset', data_root=str(tmp_path))
+        dataset[option] = name
         check_data(Config(dict(train_dataloader=dict(dataset=dataset))), 'train_dataloader')
 
     check('plain.pkl')

@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import PARAM_SCHEDULERS
 from torch.optim import SGD
 
-import mmlinattn  # noqa: F401
+from mmlinattn.engine.schedulers import LinearLR
 
 
 def cosine_with_warmup(epoch, *, lag, lr=1e-3, start=1e-6, floor=1e-5, warmup=5, epochs=300):
@@ -38,6 +38,11 @@ def test_the_rate_of_each_epoch_is_that_of_timm(lag):
             assert optimizer.param_groups[1]['lr'] == pytest.approx(wanted / 10, rel=1e-12), epoch
         for scheduler in schedulers:
             scheduler.step()
+
+
+def test_a_warm_up_without_a_step():
+    with pytest.raises(ValueError, match='end should be larger than begin, got begin=0, end=0'):
+        LinearLR(SGD([torch.zeros(1)], lr=1e-3), end=0)
 
 
 def test_the_rate_of_each_iteration_is_that_of_timm():

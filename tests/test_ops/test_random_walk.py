@@ -77,6 +77,11 @@ def test_anchors_of_each_image():
     [
         (dict(decay=0.0), ValueError, r'decay must be in \(0, 1\), got 0.0'),
         (dict(decay=1.0), ValueError, 'got 1.0'),
+        (
+            dict(decay=0.9999),
+            ValueError,
+            'at most 0.999 in a walk without steps.*, got 0.9999: set',
+        ),
         (dict(decay=float('nan')), ValueError, 'got nan'),
         (dict(steps=0), ValueError, 'steps .* got 0'),
         (dict(steps=1.5), TypeError, 'steps .* got 1.5'),

@@ -225,15 +225,18 @@ def runs_fault(counts: Any, size: int) -> str:
         ('', '', "its run lengths do not sum to 6 pixels: '23'")
     """
     runs, text = (counts, b'') if isinstance(counts, list) else ([], counts)
+    codes = [code - 48 for code in (text.encode() if isinstance(text, str) else text)]
     value = shift = 0
-    for code in text.encode() if isinstance(text, str) else text:
-        value |= (code - 48 & 31) << shift
+    for code in codes:
+        value |= (code & 31) << shift
         shift += 5
-        if not code - 48 & 32:  # the last character of the number
-            value -= (code - 48 & 16) << shift - 4
+        if not code & 32:  # the last character of the number
+            value -= (code & 16) << shift - 4
             runs.append(value + (runs[-2] if len(runs) > 2 else 0))
             value = shift = 0
-    if all(type(run) is int and run >= 0 for run in runs) and sum(runs) == size:
+    are_whole = all(0 <= code < 64 for code in codes) and not shift
+    are_whole = are_whole and all(type(run) is int and run >= 0 for run in runs)
+    if are_whole and sum(runs) == size:
         return ''
     return f'its run lengths do not sum to {size} pixels: {_short(counts)}'
 

@@ -39,8 +39,10 @@ DATA_HINTS = {
     'data/imagenet-v2': 'see docs/datasets.md#imagenet-v2',
     'data/cifar-100-binary': 'see configs/ripple/README.md#data',
 }
-# Options of data sets, RefCOCO and OpenImages, whose files are pickles of any suffix.
-PICKLED = ('split_file', 'meta_file')
+# Data sets and their options whose files are pickles of any suffix.
+PICKLED = {
+    ('OpenImagesDataset', 'meta_file'), ('RefCOCO', 'split_file'), ('RefCocoDataset', 'split_file'),
+}  # fmt: skip
 # Parts of the names of MMPretrain's metrics that read the label of an image.
 LABEL_METRICS = (
     'Accuracy', 'AveragePrecision', 'ConfusionMatrix', 'MultiLabelMetric', 'SingleLabelMetric',
@@ -91,14 +93,14 @@ def check_plain(dataset: dict) -> None:
     root = dataset.get('data_root') or ''
     for place, text in nodes(dataset):
         if isinstance(text, str) and osp.isfile(osp.join(root, text)):
-            _check_plain(osp.join(root, text), place.endswith(PICKLED))
+            _check_plain(osp.join(root, text), (type_name(dataset), place) in PICKLED)
 
 
 def _check_plain(path: str, is_pickled: bool) -> None:
     """Raise DataError if reading a file, as the frameworks do, would run code."""
     try:
-        with open(path, 'rb') as file:  # the first byte of pickles, but of old ones, and of no text
-            is_pickled = is_pickled or file.read(1) == b'\x80'
+        with open(path, 'rb') as file:  # pickles begin with it and their protocol, but old ones
+            is_pickled = is_pickled or file.read(2) in (b'\x80\2', b'\x80\3', b'\x80\4', b'\x80\5')
         if is_pickled or path.endswith(('.pkl', '.pickle')):
             PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
         elif path.endswith(('.yml', '.yaml')):

@@ -180,12 +180,14 @@ class PluginRunner(Runner):
             )
         check_samples(loop.dataloader.dataset, labels_of(self.cfg))
         self._check_smallest_batch(loop.dataloader)
+        config = self._train_dataloader
         restarts = loop.dataloader.num_workers and not loop.dataloader.persistent_workers
-        is_exact = any(isinstance(hook, ExactResumeHook) for hook in self.hooks)
-        if isinstance(loop, EpochBasedTrainLoop) and restarts and not is_exact:
+        is_own = not isinstance(config, dict) or 'worker_init_fn' in config
+        is_own = is_own or any(isinstance(hook, ExactResumeHook) for hook in self.hooks)
+        if isinstance(loop, EpochBasedTrainLoop) and restarts and not is_own:
             log_warning(
-                'The workers of train_dataloader start anew in each epoch, with the same random '
-                'numbers: all epochs have the same augmentation. Set '
+                'The workers of train_dataloader start anew in each epoch, and draw the same '
+                'random numbers for augmentation each time. Set '
                 'train_dataloader.persistent_workers=True.'
             )
         return loop

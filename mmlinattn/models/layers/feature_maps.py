@@ -294,7 +294,7 @@ class RFAFeatures(RandomFeatures):
     def map(self, q: Tensor, k: Tensor, mask: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         frequencies = self.weights(self.frequencies).to(q.dtype) * self.scale.to(q.dtype)
         factor = frequencies.shape[0] ** -0.5
-        q, k = (factor * sines_and_cosines(F.normalize(x, dim=-1), frequencies) for x in (q, k))
+        q, k = (factor * sines_and_cosines(l2_normalize(x), frequencies) for x in (q, k))
         return q, k
 
 

@@ -14,6 +14,8 @@ from .torch_impl import nystrom_torch, random_walk_torch
 
 __all__ = ['check_walk', 'nystrom_attention', 'random_walk_attention']
 
+MAX_DECAY = 0.999  # of a walk of unlimited length
+
 
 def random_walk_attention(
     q: Tensor, k: Tensor, v: Tensor, anchors_q: Tensor, anchors_k: Tensor, *,
@@ -45,7 +47,7 @@ def random_walk_attention(
         anchors_q: B_Q, the queries of the anchors to the tokens: (heads, M, d) or (B, heads, M, d).
         anchors_k: B_K, the keys of the anchors for the queries, same shape; any floating dtype. The
             Triton implementation rounds both to the dtype of ``q``, as autocast does with weights.
-        decay: l in (0, 1); the paper's tables use 0.1.
+        decay: l in (0, 1), without ``steps`` at most 0.999; the paper's tables use 0.1.
         steps: None for unlimited length, or the largest number of steps.
         key_padding_mask: (B, N) bool, True = padding.
         cross: keys and values are other tokens than the queries, (B, heads, K, ...), and the mask
@@ -138,6 +140,11 @@ def check_walk(decay: float, steps: Optional[int]) -> None:
     """Raise ValueError or TypeError unless the options of a random walk are valid."""
     if not isinstance(decay, Real) or not 0 < decay < 1:
         raise ValueError(f'decay must be in (0, 1), got {decay!r}')
+    if steps is None and decay > MAX_DECAY:
+        raise ValueError(
+            f'decay must be at most {MAX_DECAY} in a walk without steps, as its rounding errors '
+            f'grow by 1 / (1 - decay), got {decay!r}: set steps, or a smaller decay'
+        )
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
         raise TypeError(f'steps must be None or an integer, got {steps!r}')
     if steps is not None and steps < 1:

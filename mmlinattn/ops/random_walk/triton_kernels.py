@@ -30,7 +30,6 @@ from ..common.partition import (
 )
 from ..common.reduction import SOFTMAX, sum_of_chunks
 from ..common.triton_helpers import (
-    LOG2E,
     LOWEST,
     add_product,
     exp,
@@ -67,7 +66,7 @@ def _anchor_softmax(q, anchors, M: tl.constexpr, kind: tl.constexpr, BM: tl.cons
     """Compute the softmax over the anchors, (BN, BM), for q (BN, BD) and anchors (BM, BD)."""
     logits = product(q, transposed(anchors, kind), kind)
     logits = tl.where(tl.arange(0, BM)[None, :] < M, logits, LOWEST)
-    weights = tl.exp2(logits * LOG2E - (tl.max(logits, 1) * LOG2E)[:, None])
+    weights = exp(logits - tl.max(logits, 1)[:, None])
     return weights * (1 / tl.sum(weights, 1))[:, None]
 
 
@@ -96,8 +95,7 @@ def _state_kernel(
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         logits = tl.where(real[None, :], product(anchors_q, transposed(k, kind), kind), LOWEST)
         new_top = tl.maximum(top, tl.max(logits, 1))
-        weights = tl.exp2(logits * LOG2E - (new_top * LOG2E)[:, None])  # [BM, BN]
-        weights = tl.where(real[None, :], weights, 0.0)
+        weights = tl.where(real[None, :], exp(logits - new_top[:, None]), 0.0)  # [BM, BN]
         fade = exp(top - new_top)
         top = new_top
         mass = mass * fade + tl.sum(weights, 1)
@@ -300,7 +298,7 @@ def _backward_kernel(
     x = rounded(tl.load(X + head * BM * BD + wide), kind)
     if HAS_TRANSITION:
         d_walk = tl.load(DW + head * BM * BM + square).to(tl.float32)
-    lse = tl.load(LSE + head * BM + places) * LOG2E
+    lse = tl.load(LSE + head * BM + places)
     delta, inverse = tl.load(DELTA + head * BM + places), 1 / root
     d_anchors_q = tl.zeros((BM, BD), tl.float32)
     d_anchors_k = tl.zeros((BM, BD), tl.float32)
@@ -310,7 +308,7 @@ def _backward_kernel(
         k = load_rows(K + b * skb + h * skh, rows, cols, skn, skd, N, D)
         logits = product_across(anchors_q, transposed(k, kind), kind)  # [BM, BN]
         # Weights are about 1 / N: times its root they and their products stay within float16.
-        weights = tl.exp2(tl.minimum(logits * LOG2E - lse[:, None], 0.0)) * root
+        weights = exp(tl.minimum(logits - lse[:, None], 0.0)) * root
         weights = tl.where(real[None, :] & (places[:, None] < M), weights, 0.0)
         if kind == tl.float32:
             # Read again where they are used: all at once, in two parts each, would not fit.
@@ -320,7 +318,7 @@ def _backward_kernel(
         q = load_rows(Q + b * sqb + h * sqh, rows, cols, sqn, sqd, N, D)
         logits = product_across(anchors_k, transposed(q, kind), kind)
         logits = tl.where((places < M)[:, None], logits, LOWEST)
-        weights_q = tl.exp2(logits * LOG2E - (tl.max(logits, 0) * LOG2E)[None, :])
+        weights_q = exp(logits - tl.max(logits, 0)[None, :])
         weights_q *= (1 / tl.sum(weights_q, 0))[None, :]
         v = load_rows(V + b * svb + h * svh, rows, cols, svn, svd, N, D)
         d_weights = product_across(d_state, transposed(v, kind), kind)

@@ -71,7 +71,7 @@ def drop_empty_last(
 
     Exact arithmetic gives the same result. But the last group is computed as the whole map minus
     the near tokens: with a large weight, rounding errors of an empty group exceed the result. The
-    shape is that of the map, or of a clip without a mask; the last group begins at ``distance``.
+    shape is that of the map or clip; the last group begins at ``distance``.
     """
     if mask is None and is_static(*shape) and max(shape) // 2 >= distance:
         return weights  # every token has others there
@@ -80,7 +80,8 @@ def drop_empty_last(
         place = torch.arange(size, device=weights.device)
         low, high = 0, size - 1
         if mask is not None:
-            real = (~mask).unflatten(1, shape).any(2 - axis)  # [B, size]
+            others = [1 + other for other in range(len(shape)) if other != axis]
+            real = (~mask).unflatten(1, shape).any(others)  # [B, size]
             low = place.where(real, size).amin(1, keepdim=True)
             high = place.where(real, -1).amax(1, keepdim=True)
         along = torch.maximum(place - low, high - place).view(-1, 1, size)

@@ -82,6 +82,8 @@ def clip_ripple_attention(
     with no_autocast(q):
         q, k, v, weights = (x.to(dtype) for x in (q, k, v, weights))
         k = zero_padding(k, key_padding_mask)
+        if attend is _tiles and not extra:
+            weights = drop_empty_last(weights, shape, weights.shape[-1] - 1, key_padding_mask)
         values = F.pad(v, (0, 1), value=1.0)  # the normaliser is the attention to ones
         total = attend(q, k, values, weights, shape, extra)
         return (total[..., :-1] / (total[..., -1:] + eps)).to(out_dtype)
@@ -104,8 +106,6 @@ def _tiles(
     q: Tensor, k: Tensor, values: Tensor, weights: Tensor, shape: Sequence[int], extra: int
 ) -> Tensor:
     """Return sums of weighted values: all tokens with the last weight, and near ones with more."""
-    if not extra:
-        weights = drop_empty_last(weights, shape, weights.shape[-1] - 1, None)
     last = F.pad(weights[..., -1:], (0, 0, extra, 0), value=1.0)
     total = last * (q @ (k.mT @ values))
     near = weights[..., :-1] - weights[..., -1:]  # [B, heads, N, R]

@@ -72,6 +72,15 @@ def test_gradients_in_float16_are_finite(cfg, head_dim):
     assert gradient.isfinite().all() and gradient.any()
 
 
+@pytest.mark.parametrize('name', ['RFAFeatures', 'FocusedFeatures'])
+def test_gradients_of_a_query_of_zeros_are_bounded(name):
+    features = build_feature_map(name, 8, 2)
+    q, k = torch.zeros(2, 1, 2, 3, 8).requires_grad_()
+    out = torch.cat([x.flatten() for x in features(q, k)])
+    (grad,) = torch.autograd.grad(out.sum(), q)
+    assert grad.abs().max() < 1e8
+
+
 def test_adaptive_map_by_hand():
     feature_map = build_feature_map('AdaptiveFeatures', 8, 3).double()
     x = tokens(1, 3, 4, 8)

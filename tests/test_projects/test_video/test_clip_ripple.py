@@ -65,6 +65,21 @@ def test_one_frame_is_a_map():
     torch.testing.assert_close(clip_ripple_attention(*args, clip_shape=(1, 6, 7)), expected)
 
 
+def test_a_last_ring_of_padding_alone():
+    """Its large weight would leave the rounding errors of sums minus themselves."""
+    shape, reach = (4, 8, 8), 3
+    q, k, v, _ = case(shape, reach, dtype=torch.float32)
+    weights = stick_breaking(torch.full((2, 2, math.prod(shape), reach), -9.0))
+    mask = torch.ones(2, *shape, dtype=torch.bool)
+    mask[0, 1], mask[1, 0, :2, :2] = False, False
+    mask[0, 1, 3:], mask[0, 1, :, 3:] = True, True  # three rows and columns: closer than the last
+    args, options = (q, k, v, weights), dict(clip_shape=shape, key_padding_mask=mask.flatten(1))
+    found = clip_ripple_attention(*args, **options)
+    exact = clip_ripple_attention(*(x.double() for x in args), **options, backend='reference')
+    near = (~mask).flatten(1)[:, None, :, None].expand_as(v)  # of the real tokens themselves
+    assert (found - exact)[near].norm() < 1e-5 * exact[near].norm()
+
+
 @pytest.mark.parametrize('budget', [1, 10**9])
 def test_gradients(monkeypatch, budget):
     monkeypatch.setattr(
