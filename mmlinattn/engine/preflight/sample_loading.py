@@ -134,8 +134,9 @@ class CheckedLoading:
 
 def _linked_frames(results: dict) -> List[str]:
     """Return the frames of a folder of frames that are links."""
-    folder, template = results.get('video_path'), results.get('frame_template')
-    if template is None or '://' in folder or not osp.isdir(folder):
+    template = results.get('frame_template')
+    folder = results['video_path'] if template else ''
+    if not template or '://' in folder or not osp.isdir(folder):
         return []
     links = {entry.name: entry.path for entry in os.scandir(folder) if entry.is_symlink()}
     names = (template.format(i + 1) for i in range(results['total_frames'])) if links else ()
