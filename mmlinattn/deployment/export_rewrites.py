@@ -48,7 +48,7 @@ def adaptive_means() -> Iterator[None]:
         setattr(F, 'adaptive_avg_pool2d', original)  # noqa: B010
 
 
-def adaptive_mean(x: Tensor, output_size: Any) -> Tensor:
+def adaptive_mean(input: Tensor, output_size: Any) -> Tensor:
     """Compute torch's ``adaptive_avg_pool2d`` of (..., H, W) by two matrix products.
 
     Example:
@@ -56,6 +56,7 @@ def adaptive_mean(x: Tensor, output_size: Any) -> Tensor:
         >>> torch.allclose(adaptive_mean(x, 3), F.adaptive_avg_pool2d(x, 3), atol=1e-6)
         True
     """
+    x = input
     cells = (output_size,) * 2 if isinstance(output_size, int) else tuple(output_size)
     if cells == (1, 1):
         return x.mean((-2, -1), keepdim=True)

@@ -122,18 +122,17 @@ class Export:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
             FORMATS[name].write(self.program, metadata, temporary)
-        seconds = time.perf_counter() - start
-        try:
-            run = FORMATS[name].load(path)
-            with torch.no_grad():
-                errors = {
-                    size: difference(run(*inputs), expected)
-                    for (size, inputs), expected in zip(self.inputs.items(), self.expected)
-                    if min(inputs[0].shape[2:]) >= metadata.least
-                }
-        except FileError:
-            path.unlink()
-            raise
+            seconds = time.perf_counter() - start
+            try:  # a file that cannot be run replaces no other
+                run = FORMATS[name].load(temporary)
+                with torch.no_grad():
+                    errors = {
+                        size: difference(run(*inputs), expected)
+                        for (size, inputs), expected in zip(self.inputs.items(), self.expected)
+                        if min(inputs[0].shape[2:]) >= metadata.least
+                    }
+            except FileError as error:
+                raise FileError(str(error).replace(str(temporary), str(path))) from error
         return ExportResult(path, seconds, errors)
 
 

@@ -39,7 +39,7 @@ def _onnx_errors() -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = str(cause).strip().splitlines()[-1]
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[-1]
         raise FormatError(f'--format onnx: {reason}; give --format pt2') from error
 
 

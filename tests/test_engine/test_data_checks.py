@@ -215,6 +215,8 @@ def test_a_frame_that_links_to_a_file_elsewhere(tmp_path):
     with pytest.raises(DataError, match=r'00001.png is a link to .*secret.png, outside of'):
         load(sample)
     assert load(dict(sample, frame_template='{:05}.jpg')), 'the link is no frame'
+    with pytest.raises(DataError, match='00001.png is a link to'):
+        load(dict(sample, video_path=str(folder.parent), frame_template='one/{:05}.png'))
 
 
 def turn(path):

@@ -222,6 +222,8 @@ def check_others(args):
             print(name)
     for name in linear.KERNELS['rala']:
         build_case(name, 32, 0, 'half', 90, small, PACKED=True)
+    # Copies of rotary tables are as wide as the power of 2 in their width allows.
+    build_case('rala_query_output', 32, 0, 'half', 90, small, D=24, ROTARY=6)
     for mode in (reduction.SUM, reduction.MEAN, reduction.SOFTMAX):
         shape = dict(ROWS=1, COLS=272, M=1, D=272, BS=32, BC=64, MODE=mode)
         build(reduction._reduce_kernel, 'half', 90, small, **shape)

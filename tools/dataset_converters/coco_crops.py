@@ -29,7 +29,8 @@ def crop_objects(
 ) -> None:  # fmt: skip
     """Write ``root/<split>/<class>/*.jpg``, one square crop per box, and ``root/crops.json``.
 
-    An existing set with the same arguments is kept. ``splits`` has the annotation files of each.
+    An existing set of the same annotations and arguments is kept. ``splits`` has the annotation
+    files of each.
     """
     for split, number in max_per_class.items():
         check_integer(f'max_per_class of {split}', number)
@@ -39,7 +40,7 @@ def crop_objects(
     for name in sorted({name for names in splits.values() for name in names}):
         digest.update((source / 'annotations' / f'{name}.json').read_bytes())
     parameters = dict(
-        source=source.name, annotations=digest.hexdigest(), splits=splits,
+        source=source.name, sha256_of_annotations=digest.hexdigest()[:8], splits=splits,
         size=check_integer('size', size), scale=scale, max_per_class=max_per_class, seed=seed,
     )  # fmt: skip
     if is_there(root, DESCRIPTION, 'crops', parameters):

@@ -14,7 +14,7 @@ from mmlinattn.utils import write_json
 from mmlinattn.utils.command_line import errors_in_one_line
 
 ORIENTATION = 0x0112  # tag of EXIF
-TURNED = ('JPEG', 'MPO', 'PNG')  # by those who read the images
+TURNED = ('JPEG', 'MPO', 'PNG')  # formats whose orientation OpenCV applies
 
 
 def convert(images: Path, labels: Path, out: Path, classes: list) -> str:

@@ -218,7 +218,7 @@ def runs_fault(counts: Any, size: int) -> str:
     """Return why run lengths, a list or COCO's text of them, are none of ``size`` pixels, or ''.
 
     pycocotools leaves pixels that they lack as they were in memory. In the text a character has 5
-    bits of a number, and from the fourth one on it is the difference to the last number but one.
+    bits of a number. From the fourth one on it is the difference to the last number but one.
 
     Example:
         >>> runs_fault([2, 3, 1], 6), runs_fault('231', 6), runs_fault('23', 6)

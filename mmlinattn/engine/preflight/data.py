@@ -99,7 +99,7 @@ def check_plain(dataset: dict) -> None:
 def _check_plain(path: str, is_pickled: bool) -> None:
     """Raise DataError if reading a file, as the frameworks do, would run code."""
     try:
-        with open(path, 'rb') as file:  # pickles begin with it and their protocol, but old ones
+        with open(path, 'rb') as file:  # how pickles of protocol 2 and newer begin
             is_pickled = is_pickled or file.read(2) in (b'\x80\2', b'\x80\3', b'\x80\4', b'\x80\5')
         if is_pickled or path.endswith(('.pkl', '.pickle')):
             PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()

@@ -138,9 +138,11 @@ def _linked_frames(results: dict) -> List[str]:
     folder = results['video_path'] if template else ''
     if not template or '://' in folder or not osp.isdir(folder):
         return []
+    names = (template.format(i + 1) for i in range(results['total_frames']))
+    if osp.dirname(template):
+        return list(filter(osp.islink, (osp.join(folder, name) for name in names)))
     links = {entry.name: entry.path for entry in os.scandir(folder) if entry.is_symlink()}
-    names = (template.format(i + 1) for i in range(results['total_frames'])) if links else ()
-    return [links[name] for name in names if name in links]
+    return [links[name] for name in names if name in links] if links else []
 
 
 def _unreadable(path: str, error: Exception, is_known: bool) -> Finding:

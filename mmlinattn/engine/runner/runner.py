@@ -186,9 +186,8 @@ class PluginRunner(Runner):
         is_own = is_own or any(isinstance(hook, ExactResumeHook) for hook in self.hooks)
         if isinstance(loop, EpochBasedTrainLoop) and restarts and not is_own:
             log_warning(
-                'The workers of train_dataloader start anew in each epoch, and draw the same '
-                'random numbers for augmentation each time. Set '
-                'train_dataloader.persistent_workers=True.'
+                'The workers of train_dataloader draw the same random numbers for augmentation in '
+                'each epoch. Set train_dataloader.persistent_workers=True.'
             )
         return loop
 

@@ -6,8 +6,8 @@ entry has no kernel, which would mostly wait for spilled registers: the torch fo
 
 ``sm_90`` is for data centre GPUs of Hopper and newer, ``sm_80`` for all others from compute
 capability 8.0 on. Rows of ``sm_90`` in half types with 64 channels were the fastest on an H100
-(65,536 tokens of 8 heads, 16,384 of 128), before rotary tables of 16 bits; the others and those of
-ripple attention were chosen by registers, stack and shared memory, compiled with Triton 3.6.
+(65,536 tokens of 8 heads, 16,384 of 128). Rotary tables were float32 then. The other rows and those
+of ripple attention were chosen by registers, stack and shared memory, compiled with Triton 3.6.
 ``tests/test_ops/compile_kernels.py`` compares the table with the compiler.
 """
 

@@ -94,10 +94,10 @@ def _weight_at(base, distance, stride_r, REACH: tl.constexpr):
 @triton.jit
 def _by_column(base, qx, left, stride_r, width, N, T: tl.constexpr, REACH: tl.constexpr,
                BX: tl.constexpr):  # fmt: skip
-    """Return what is equal in all rows of the halo of queries at columns ``qx`` (T * T,).
+    """Return what the rows of the halo share, for queries at columns ``qx`` (T * T,).
 
-    That is the last weight of each query (T * T,), the columns of the halo (BX,), their distances
-    from the query (T * T, BX), and by how much its weight there exceeds the last one.
+    That is the last weight of each query (T * T,) and the columns of the halo (BX,). For pairs of
+    both (T * T, BX) it is the distance, and by how much the weight there exceeds the last one.
     """
     last = _weight_at(base, REACH + 1, stride_r, REACH)
     kx = _halo_columns(left, T, REACH, BX, width, N)
