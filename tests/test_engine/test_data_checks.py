@@ -206,7 +206,7 @@ def test_a_video_that_cannot_be_read(tmp_path):
 
 
 def test_a_frame_that_links_to_a_file_elsewhere(tmp_path):
-    folder = tmp_path / 'clips/one'
+    folder = tmp_path / 'clips/a/one'
     folder.mkdir(parents=True)
     (tmp_path / 'secret.png').write_bytes(b'secret')
     (folder / '00001.png').symlink_to(tmp_path / 'secret.png')

@@ -3,6 +3,7 @@
 The products ``k_j v_j^T`` are summed over all rectangles that start at the first token; four
 corners of that table give the sum over any square. With ``c_g = w_g - w_{g+1}`` the groups become
 nested squares: ``out_i = q_i^T sum_g c_g(i) square_g(i)``, the last of which is the whole map.
+Tables are float64: those of a large map exceed a small square by more than float32 has digits.
 
 The backward pass needs the same squares for queries and weights, and for keys and values the
 adjoint: every token adds ``c_g q_i grad_i^T`` to its squares. That is again one table: four signed
@@ -56,11 +57,11 @@ class RippleSums(torch.autograd.Function):
         table = outer_table(k, v)
         steps = weights[..., :-1] - weights[..., 1:]
         whole = weights[..., -1:, None] * q[..., None, :]  # [n, H, W, 1, m]
-        out = (whole.flatten(1, 3) @ table[:, -1, -1]).view(v.shape)
+        out = (whole.flatten(1, 3) @ table[:, -1, -1].to(q.dtype)).view(v.shape)
         for y in range(q.shape[1]):
             row = q[:, y, :, None]  # [n, W, 1, m]
             for g, radius in enumerate(radii):
-                sums = (row @ squares(table, y, radius)).squeeze(-2)
+                sums = (row @ squares(table, y, radius).to(q.dtype)).squeeze(-2)
                 out[:, y].addcmul_(steps[:, y, :, g, None], sums)
         return out
 
@@ -76,7 +77,7 @@ def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, radii: Sequence[int]
 ) -> Tuple[Tensor, ...]:
     table = outer_table(k, v)
-    state = table[:, -1, -1]  # [n, m, e]
+    state = table[:, -1, -1].to(q.dtype)  # [n, m, e]
     steps, last = weights[..., :-1] - weights[..., 1:], weights[..., -1:]
 
     # The whole map.
@@ -91,13 +92,14 @@ def _backward(
     for y in range(q.shape[1]):
         outer = q[:, y, :, :, None] * grad[:, y, :, None, :]  # [n, W, m, e]
         for g, radius in enumerate(radii):
-            by_query = (squares(table, y, radius) @ grad[:, y, ..., None]).squeeze(-1)
+            square = squares(table, y, radius).to(q.dtype)
+            by_query = (square @ grad[:, y, ..., None]).squeeze(-1)
             grad_q[:, y].addcmul_(steps[:, y, :, g, None], by_query)
             grad_steps[:, y, :, g] = (q[:, y] * by_query).sum(-1)
             add_corners(grad_table, y, radius, steps[:, y, :, g, None, None] * outer)
     accumulate(grad_table)
     grad_table += grad_state[:, None, None]
-    grad_table = grad_table[:, :-1, :-1]
+    grad_table = grad_table[:, :-1, :-1].to(q.dtype)
     grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
     for y in range(q.shape[1]):
         grad_k[:, y] = (grad_table[:, y] @ v[:, y, ..., None]).squeeze(-1)
@@ -108,9 +110,10 @@ def _backward(
 
 
 def outer_table(k: Tensor, v: Tensor) -> Tensor:
-    """Sum ``k v^T`` over all rectangles from the first token, (n, H + 1, W + 1, m, e)."""
+    """Sum ``k v^T`` over all rectangles from the first token, (n, H + 1, W + 1, m, e) float64."""
     n, height, width, dim = k.shape
-    table = k.new_zeros(n, height + 1, width + 1, dim, v.shape[-1])
+    shape = n, height + 1, width + 1, dim, v.shape[-1]
+    table = k.new_zeros(shape, dtype=torch.float64)
     table[:, 1:, 1:] = k[..., None] * v[..., None, :]
     accumulate(table)
     return table
