@@ -298,22 +298,19 @@ PRODUCTS = {
 }
 
 
-def _per_input(amount: int) -> Callable:
-    return lambda args, out: amount * args[0].numel()
-
-
 def _batch_norm(args: tuple, out: Any) -> int:
     """Count the scale and, if the norm has weights, the shift, both with running statistics."""
     return args[0].numel() * (1 if args[1] is None else 2)
 
 
 ELEMENTWISE = {
-    aten.native_layer_norm: _per_input(5),
-    aten.native_group_norm: _per_input(5),
+    aten.native_layer_norm: lambda args, out: args[0].numel() * (4 if args[2] is None else 5),
+    aten.native_group_norm: lambda args, out: args[0].numel() * (4 if args[1] is None else 5),
     aten.native_batch_norm: _batch_norm,
     aten._native_batch_norm_legit_no_training: _batch_norm,
+    aten.upsample_nearest2d: lambda args, out: out.numel(),
     aten.upsample_bilinear2d: lambda args, out: 4 * out.numel(),
-    aten._adaptive_avg_pool2d: _per_input(1),
+    aten._adaptive_avg_pool2d: lambda args, out: args[0].numel(),
 }
 # Operators that contain matrix products, and operators of other libraries, which may.
 SUSPICIOUS = re.compile(

@@ -255,6 +255,7 @@ def palette_of(meta: dict, cfg: Config, number: int) -> Sequence[Tuple[int, ...]
         palette = metainfo.get('palette')
         if isinstance(palette, (list, tuple)) and len(palette) == number:
             return [tuple(map(int, color)) for color in palette]
-    hues = np.full((1, max(number, 1), 3), 210, np.uint8)
-    hues[..., 0] = np.linspace(0, 180, hues.shape[1], endpoint=False)
-    return [tuple(map(int, color)) for color in cv2.cvtColor(hues, cv2.COLOR_HSV2RGB)[0]]
+    hues = np.full((1, max(number, 1), 3), 210 / 255, np.float32)  # 8 bits would have 180 hues
+    hues[..., 0] = np.linspace(0, 360, hues.shape[1], endpoint=False)
+    colors = 255 * cv2.cvtColor(hues, cv2.COLOR_HSV2RGB)[0]
+    return [tuple(map(int, color)) for color in colors.round()]

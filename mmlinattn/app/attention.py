@@ -12,7 +12,7 @@ from ..apis import Predictor
 from ..apis.pipeline import as_bgr
 from ..models.layers import BaseAttention, LinearCrossAttention
 from ..models.layers.attend_calls import calls_of
-from ..visualization.key_weights import key_weights, overlay, reach
+from ..visualization.key_weights import key_weights, overlay, reach, stride_of
 
 SHOWN = 512  # approximate minimum of the longer side of a shown picture, in pixels
 
@@ -71,12 +71,14 @@ def attention_of(
     height, width = data['inputs'][0].shape[-2:]
     pad = (0, height - inputs.shape[0], 0, width - inputs.shape[1])
     seen = cv2.copyMakeBorder(inputs, *pad, cv2.BORDER_CONSTANT, value=(114,) * 3)
-    seen = enlarged(seen)
+    rows, columns = calls[0].tokens.hw_shape  # a backbone may pad the image to whole tokens
+    stride = stride_of(predictor.model, attn, (height, width), (rows, columns))
+    pad = (0, max(rows * stride - height, 0), 0, max(columns * stride - width, 0))
+    seen = enlarged(cv2.copyMakeBorder(seen, *pad, cv2.BORDER_CONSTANT, value=(114,) * 3))
     height, width = seen.shape[:2]
     x, y = pixel or (width // 2, height // 2)
     if not (0 <= x < width and 0 <= y < height):
         raise ValueError(f'pixel {x} {y} is not on the input of {width} x {height}')
-    rows, columns = calls[0].tokens.hw_shape
     row, column = y * rows // height, x * columns // width
     weights = key_weights(attn, calls[0], (row, column)).mean(0)
     picture = overlay(seen, weights)

@@ -13,7 +13,6 @@ import torch
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.structures import BaseDataElement
-from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 
 from ..apis.sources import read_image
@@ -24,7 +23,7 @@ from ..models.layers import BaseAttention, registered_subclasses
 from ..models.layers.attend_calls import calls_of
 from ..utils.suggest import did_you_mean
 from ..visualization.files import check_picture
-from ..visualization.key_weights import draw_key_weights, key_weights
+from ..visualization.key_weights import draw_key_weights, key_weights, stride_of
 
 # Public-domain photograph that is part of matplotlib.
 PHOTOGRAPH = 'grace_hopper.jpg'
@@ -120,24 +119,6 @@ def weights_of(
     # A backbone pads an image that ends within a patch.
     size = max(columns * stride, inputs.shape[-1]), max(rows * stride, inputs.shape[-2])
     return key_weights(attn, calls[0], (y // stride, x // stride)), size
-
-
-def stride_of(
-    model: BaseModel, attn: BaseAttention, size: Tuple[int, int], hw_shape: Tuple[int, int]
-) -> int:
-    """Return the pixels between neighbouring tokens of a map (h, w) of an image (H, W)."""
-    kinds = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
-    layers = [layer for layer in model.backbone.modules() if isinstance(layer, kinds)]
-    factor = math.lcm(*(side for layer in layers for side in to_2tuple(layer.stride)))
-    stride, rest = divmod(size[0], hw_shape[0])
-    is_whole = not rest and size[1] == stride * hw_shape[1]
-    if is_whole and not (stride % factor and factor % stride):
-        return stride
-    odd = factor // (factor & -factor)  # such as 7 of patches of 14
-    side = 256 if odd == 1 else 64 * odd
-    with calls_of(attn) as calls, torch.no_grad():
-        getattr(model, 'extract_feat', model.backbone)(torch.zeros(1, 3, side, side))
-    return side // calls[0].tokens.hw_shape[0]
 
 
 def main(args: argparse.Namespace) -> int:

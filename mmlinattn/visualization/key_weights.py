@@ -1,5 +1,6 @@
 """Weight of every key for one query, comparable across all attentions."""
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import ContextManager, Dict, Sequence, Tuple, Union
@@ -8,10 +9,12 @@ import cv2
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from mmengine.model import BaseModel
+from mmengine.utils import to_2tuple
+from torch import Tensor, nn
 
 from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention
-from ..models.layers.attend_calls import Call, method_replaced
+from ..models.layers.attend_calls import Call, calls_of, method_replaced
 from .files import save_figure
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
@@ -80,8 +83,29 @@ def key_weights(attn: BaseAttention, call: Call, position: Tuple[int, int]) -> T
         for channel in range(out.shape[1]):
             (grad,) = torch.autograd.grad(out[head, channel], source, retain_graph=True)
             weights[head] += grad[0, head, :, channel]
+    if mask is not None and weights.shape[1] == mask.shape[1]:
+        weights = weights.masked_fill(mask[:1], 0)  # values of padding are cleared before the call
     weights = weights[:, extra:] / out.shape[1]
     return weights.unflatten(1, key_shape(weights.shape[1], (height, width))).detach()
+
+
+def stride_of(
+    model: BaseModel, attn: BaseAttention, size: Tuple[int, int], hw_shape: Tuple[int, int]
+) -> int:
+    """Return the pixels between neighbouring tokens of a map (h, w) of an image (H, W)."""
+    kinds = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+    layers = [layer for layer in model.backbone.modules() if isinstance(layer, kinds)]
+    factor = math.lcm(*(side for layer in layers for side in to_2tuple(layer.stride)))
+    stride, rest = divmod(size[0], hw_shape[0])
+    is_whole = not rest and size[1] == stride * hw_shape[1]
+    if is_whole and not (stride % factor and factor % stride):
+        return stride
+    odd = factor // (factor & -factor)  # such as 7 of patches of 14
+    side = 256 if odd == 1 else 64 * odd
+    with calls_of(attn) as calls, torch.no_grad():
+        maps = getattr(model, 'extract_feat', model.backbone)(torch.zeros(1, 3, side, side))
+    # The encoder of a detector attends to the last map.
+    return side // (calls[0].tokens.hw_shape[0] if calls else maps[-1].shape[-2])
 
 
 def _held_rings(attn: BaseAttention) -> ContextManager[None]:

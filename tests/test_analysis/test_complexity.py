@@ -92,10 +92,14 @@ def test_third_count_has_norms_and_resizing():
         nn.LayerNorm(W),
         nn.Upsample(scale_factor=2, mode='bilinear'),
         nn.AdaptiveAvgPool2d(2),
+        nn.Upsample(scale_factor=2),
+        nn.GroupNorm(2, 4, affine=False),
+        nn.LayerNorm(4, elementwise_affine=False),
     )
     cost, n = analyse(model, (H, W)), 4 * H * W
-    found = [cost.by_module[str(i)].extended for i in range(7)]
-    assert found == [3 * n, 2 * n, n, 5 * n, 5 * n, 4 * 4 * n, 4 * n]
+    found = [cost.by_module[str(i)].extended for i in range(10)]
+    last = 4 * 4 * 4
+    assert found == [3 * n, 2 * n, n, 5 * n, 5 * n, 16 * n, 4 * n, last, 4 * last, 4 * last]
     assert (cost.total, cost.extended) == (3 * n, sum(found))
 
 

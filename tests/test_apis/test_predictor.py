@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from mmcv.transforms import LoadImageFromFile
+from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 from torchvision.ops import batched_nms
 
 from mmlinattn.apis import ImageError, Prediction, load
 from mmlinattn.apis.coco import category_ids
+from mmlinattn.apis.predictor import palette_of
 from mmlinattn.engine.config import load_config
 from tests.test_deployment.stub import description, write_stub
 
@@ -320,3 +322,9 @@ def test_scores_out_of_range(files):
     for score in (2, -0.1, math.nan):
         with pytest.raises(ValueError, match='min_score must be'):
             predictor(IMAGE, min_score=score)
+
+
+def test_every_class_has_its_own_colour():
+    cfg = Config(dict(default_scope='mmseg'))
+    assert palette_of({}, cfg, 2) == [(210, 37, 37), (37, 210, 210)]
+    assert len(set(palette_of({}, cfg, 255))) == 255

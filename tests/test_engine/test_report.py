@@ -6,12 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
 from mmengine.logging import MessageHub
 
 from mmlinattn.engine import ReportHook
 from mmlinattn.engine.report.curves import draw_curves, draw_ring_weights, read_scalars
 from mmlinattn.engine.training_setup import set_up_training
 from tests.test_engine.tiny_runner import IMAGES, tiny_runner
+
+
+class Constant(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(1)
+
+    def compute_metrics(self, results):
+        return dict(score=0.5)
 
 
 def runner_of(folder, epochs, **options):
@@ -65,6 +74,20 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
     assert (rate.get_title(), scores.get_title()) == ('learning rate', 'mIoU')
 
 
+def test_validations_between_logged_iterations(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        'mmlinattn.engine.report.curves.draw_curves', lambda _, scores, unit: seen.append(scores)
+    )
+    hooks = dict(logger=dict(type='LoggerHook', interval=5), report=dict(type='ReportHook'))
+    loader = dict(dataset=IMAGES, batch_size=1, sampler=dict(type='DefaultSampler', shuffle=False))
+    loader.update(collate_fn=dict(type='default_collate'))
+    options = dict(by_epoch=False, default_hooks=hooks, metrics=dict(type=Constant))
+    options.update(train_cfg=dict(by_epoch=False, max_iters=8, val_interval=2))
+    tiny_runner(tmp_path, val_dataloader=loader, **options).train()
+    assert [x for x, _ in seen[0]['score']] == [2, 4, 6, 8]
+
+
 def test_parts_whose_epochs_differ_in_length(tmp_path):
     """As after a resume with another batch size, which counts iterations anew."""
     for name, iterations in (('a', range(1, 10)), ('b', range(13, 19))):
@@ -81,7 +104,8 @@ def test_parts_whose_epochs_differ_in_length(tmp_path):
 def test_the_last_iteration_of_a_part_is_drawn(tmp_path):
     path = tmp_path / 'a' / 'vis_data' / 'scalars.json'
     path.parent.mkdir(parents=True)
-    path.write_text('\n'.join(json.dumps(dict(loss=i, iter=i, step=i)) for i in (28, 29, 30)))
+    lines = [json.dumps(dict(loss=i, iter=i, step=i)) for i in (28, 29, 30)]
+    path.write_text('\n'.join(['{"loss": 2', '', *lines]))  # a line that was cut off
     assert 29 / 7 * 7 > 29
     training, _ = read_scalars(tmp_path, [('a', 0, 7), ('b', 29, 7)])
     assert training['loss'] == [(28 / 7, 28), (29 / 7, 29)]
@@ -92,7 +116,9 @@ def test_losses_of_inner_layers_are_left_out():
     for prefix in ('', 'decode.'):
         training = {prefix + name: [(1.0, 2.0), (2.0, 1.0)] for name in names}
         scores = {f'score_{i}': [(1.0, 0.5)] for i in range(12)}
-        axes = draw_curves({'loss': [(1.0, 2.0)], **training}, scores, 'epoch').axes
+        rates = {f'{model}.lr': [(1.0, 0.1)] for model in ('generator', 'discriminator')}
+        axes = draw_curves({'loss': [(1.0, 2.0)], **training, **rates}, scores, 'epoch').axes
+        assert [line.get_label() for line in axes[2].lines] == [*rates]
         drawn = [line.get_label() for line in axes[0].lines]
         assert drawn == ['loss', *(f'{prefix}loss_{kind}' for kind in 'abc')]
         assert axes[1].get_title() == 'scores of the validation, the first 9 of 12'
@@ -102,7 +128,7 @@ def test_parts_of_an_earlier_version_have_no_length():
     hub = MessageHub.get_instance('earlier')
     hub.update_info('report_runs', [['a', 0]])
     ReportHook().before_train(
-        SimpleNamespace(message_hub=hub, timestamp='b', iter=8, train_loop=None)
+        SimpleNamespace(hooks=[], message_hub=hub, timestamp='b', iter=8, train_loop=None)
     )
     assert hub.get_info('report_runs') == [['a', 0, None], ['b', 8, None]]
 

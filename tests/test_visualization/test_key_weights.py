@@ -120,6 +120,8 @@ def test_extra_tokens_are_left_out_and_padding_weighs_nothing(called):
     found = key_weights(attn, call, QUERY)
     torch.testing.assert_close(found.flatten(1), wanted)
     assert (found[:, -1] == 0).all() and (found[:, :-1] > 0).all()
+    attn, call = called('VSSDAttention', key_padding_mask=mask[:, 2:])  # clears values instead
+    assert (key_weights(attn, call, QUERY)[:, -1] == 0).all()
 
 
 def test_keys_of_cells_have_a_map_of_their_own(called):

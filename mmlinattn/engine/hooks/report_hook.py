@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mmengine.dist import master_only
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, LoggerHook
 from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -32,6 +32,9 @@ class ReportHook(Hook):
         hub = runner.message_hub
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         length = len(runner.train_dataloader) if by_epoch else None
+        for hook in runner.hooks:
+            if isinstance(hook, LoggerHook) and not by_epoch:
+                hook.log_metric_by_epoch = False  # the epoch is 0 at each validation
         # Parts of checkpoints of earlier versions have no length.
         runs = [[*run, length][:3] for run in hub.get_info(RUNS, [])]
         hub.update_info(RUNS, [*runs, [runner.timestamp, runner.iter, length]])

@@ -37,12 +37,15 @@ def read_scalars(
     training: Curves = {}
     validation: Curves = {}
     ends = [start / (length or 1) for _, start, length in runs[1:]] + [float('inf')]
-    for (run, _, length), end in zip(runs, ends):
+    for (run, start, length), end in zip(runs, ends):
         unit = length or 1
         path = folder / run / 'vis_data' / 'scalars.json'
-        iteration = 0
+        iteration = start
         for text in path.read_text(encoding='utf-8').splitlines() if path.is_file() else ():
-            line = json.loads(text)
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:  # cut off, as by a full disk
+                continue
             if 'iter' in line:
                 iteration, curves, x = line['iter'], training, line['iter'] / unit
             else:
@@ -76,7 +79,8 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
     if scores:
         title = scores[0] if len(scores) == 1 else 'scores of the validation'
         _draw(axes[1], validation, scores, title, marker='o')
-    _draw(axes[-1], training, ['lr'], 'learning rate')
+    rates = [name for name in training if name.rpartition('.')[2] == 'lr']  # of each optimizer
+    _draw(axes[-1], training, rates, 'learning rate')
     for axis in axes:
         axis.set_xlabel(unit)
     return figure
