@@ -369,6 +369,8 @@ def test_the_commands_from_voc_and_yolo(root, tmp_path, monkeypatch, capsys):
     lying[0x0112] = 6  # readers turn it by 90 degrees
     Image.new('RGB', (20, 40)).save('images/train/a.png', exif=lying)
     assert run(*commands[1]) == yolo
+    Image.new('RGB', (20, 40)).save('images/train/a.png', 'TIFF', exif=lying)  # turned by Pillow
+    assert run(*commands[1]) == yolo
     lying[0x0112] = 9  # of no meaning
     Image.new('RGB', (40, 20)).save('images/train/a.png', exif=lying)
     Path('labels/train/classes.txt').touch()

@@ -5,8 +5,10 @@ import math
 import warnings
 from contextlib import ExitStack
 from typing import Any, Dict, List, Sequence, Tuple
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from mmengine.model import BaseModel
 from mmengine.utils import to_2tuple
 from torch import nn
@@ -15,7 +17,7 @@ from torch.export import Dim, ExportedProgram, export
 from ..models.layers import BaseAttention
 from ..models.layers.attend_calls import watch_attend
 from .deployable import Deployable, NotDeployable
-from .export_rewrites import adaptive_means
+from .export_rewrites import adaptive_mean
 from .file_metadata import FileMetadata
 from .formats import FormatError
 
@@ -145,7 +147,8 @@ def capture(model: Deployable, metadata: FileMetadata, coarsest: int) -> Exporte
     if metadata.task == 'detection':
         args += (torch.tensor([size] * batch),)
         shapes['size'] = {dim: side for dim, side in dynamic.items() if dim == 0}
-    with torch.no_grad(), warnings.catch_warnings(), adaptive_means():
+    pooling = patch.object(F, 'adaptive_avg_pool2d', adaptive_mean)
+    with torch.no_grad(), warnings.catch_warnings(), pooling:
         warnings.simplefilter('ignore')
         deferred: Dict[str, Any] = {DEFERRED: True}
         return export(model, args, dynamic_shapes=shapes, strict=False, **deferred)

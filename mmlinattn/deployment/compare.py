@@ -12,8 +12,7 @@ from mmengine.registry import DATASETS
 from torch import Tensor
 
 from ..engine.preflight.data import check_plain, dataset_configs, folders_of
-from ..engine.preflight.sample_loading import base_datasets
-from ..utils import outside_reason
+from ..engine.preflight.sample_loading import base_datasets, outside_file
 from .exported_file import Outputs
 
 
@@ -102,10 +101,8 @@ def sample_image(cfg: Config, path: Optional[str] = None) -> Tuple[Tensor, str]:
                 check_plain(part)
             images = DATASETS.build(dataset)
             for part in islice(base_datasets(images), 1):
-                sample = part.get_data_info(0)
-                for file in filter(None, (sample.get('img_path'), sample.get('seg_map_path'))):
-                    if reason := outside_reason(file, folders_of(part)):
-                        raise ValueError(f'{file} {reason}')
+                if found := outside_file(part.get_data_info(0), folders_of(part)):
+                    raise ValueError(f'{found.where} {found.what}')
             pixels = images[0]['inputs']
             return pixels.flip(0)[None].float(), 'the first image of the test set'
     except FileNotFoundError as error:

@@ -1,7 +1,6 @@
 """Replacements for what cannot be exported with dynamic sizes."""
 
-from contextlib import contextmanager
-from typing import Any, Iterator, Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -34,22 +33,10 @@ class Enlarge(nn.Module):
         return F.interpolate(x, size, mode=self.mode, align_corners=self.align_corners)
 
 
-@contextmanager
-def adaptive_means() -> Iterator[None]:
-    """Compute ``adaptive_avg_pool2d`` by :func:`adaptive_mean` in the block.
-
-    torch's decomposition fixes the cells at the size of the capture.
-    """
-    original = F.adaptive_avg_pool2d
-    setattr(F, 'adaptive_avg_pool2d', adaptive_mean)  # noqa: B010  of another signature for mypy
-    try:
-        yield
-    finally:
-        setattr(F, 'adaptive_avg_pool2d', original)  # noqa: B010
-
-
 def adaptive_mean(input: Tensor, output_size: Any) -> Tensor:
     """Compute torch's ``adaptive_avg_pool2d`` of (..., H, W) by two matrix products.
+
+    torch's decomposition fixes the cells at the size of the capture.
 
     Example:
         >>> x = torch.randn(2, 3, 7, 10)

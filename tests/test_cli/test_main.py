@@ -89,6 +89,7 @@ def test_help_into_a_pipe_that_nobody_reads(monkeypatch, option):
         (['check-data', '..'], "config '..' is a folder"),
         (['analyze', 'attention', 'smca.py', 'smca.pth', '..'], "image '..' is a folder"),
         (['convert', 'nowhere.pth', 'out.pth'], 'nowhere.pth'),
+        (['convert', 'no\x1b[2K.pth', 'out.pth'], 'no\\x1b[2K.pth'),
         (['predict', 'ravlt-t_8xb128_in1k', 'none.pth', 'no.jpg'], "source 'no.jpg' does not"),
     ],
 )

@@ -337,8 +337,11 @@ def test_what_may_be_read_passes(root, option, value):
 
 
 def test_without_a_framework_types_are_left_to_the_builders():
-    check_options(Config(dict(model=dict(type='FPM', neck=dict(type='FPN')))))  # not FFN
-    check_options(Config(dict(default_scope='mmnone', model=dict(neck=dict(type='FPN')))))
+    model = dict(type='FPM', neck=dict(type='FPN'))  # not FFN
+    for scope in (None, 'mmnone'):
+        assert check_options(Config(dict(default_scope=scope, model=model))) is None, 'no error'
+    with pytest.raises(ValueError, match='FPM'):
+        check_options(Config(dict(default_scope='mmdet', model=model)))
 
 
 def test_one_letter():

@@ -111,6 +111,15 @@ def test_the_last_iteration_of_a_part_is_drawn(tmp_path):
     assert training['loss'] == [(28 / 7, 28), (29 / 7, 29)]
 
 
+def test_a_part_that_begins_with_a_validation(tmp_path):
+    """In earlier logs, whose step is the epoch: 0 in a training by iterations."""
+    for name, lines in dict(a=[dict(loss=1, iter=8, step=8)], b=[dict(mIoU=5.0, step=0)]).items():
+        path = tmp_path / name / 'vis_data' / 'scalars.json'
+        path.parent.mkdir(parents=True)
+        path.write_text('\n'.join(map(json.dumps, lines)))
+    assert read_scalars(tmp_path, [('a', 0, None), ('b', 8, None)])[1]['mIoU'] == [(8, 5.0)]
+
+
 def test_losses_of_inner_layers_are_left_out():
     names = [f'{part}loss_{kind}' for part in ('', 'd0.', 'd1.', 'd2.') for kind in 'abc']
     for prefix in ('', 'decode.'):

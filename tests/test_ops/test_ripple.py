@@ -131,14 +131,15 @@ def test_a_window_without_keys_yields_zero(algorithm):
     assert all(torch.isfinite(x.grad).all() for x in (q, k, v, weights))
 
 
-@pytest.mark.parametrize('algorithm, tolerance', [('tile', 1e-5), ('sat', 1e-5)])
-def test_float32_is_close_to_float64(algorithm, tolerance):
+@pytest.mark.parametrize('algorithm', ['tile', 'sat'])
+def test_float32_is_close_to_float64(algorithm):
     hw = (48, 40)
     q, k, v, _ = case(hw, 4, features=16, dims=16)
-    weights = stick_breaking(torch.randn(1, 2, 48 * 40, 4, dtype=torch.float64), offset=False)
+    logits = 4 + torch.randn(1, 2, 48 * 40, 4, dtype=torch.float64)  # near rings weigh most
+    weights = stick_breaking(logits, offset=False)
     exact = ripple_attention(q, k, v, weights, hw_shape=hw, backend='tile')
     out = ripple_attention(*(x.float() for x in (q, k, v, weights)), hw_shape=hw, backend=algorithm)
-    assert (out - exact).abs().max() / exact.abs().max() < tolerance
+    assert (out - exact).abs().max() / exact.abs().max() < 1e-6
 
 
 @pytest.mark.parametrize('algorithm', ['sat', 'tile'])

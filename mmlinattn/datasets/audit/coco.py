@@ -234,9 +234,8 @@ def runs_fault(counts: Any, size: int) -> str:
             value -= (code & 16) << shift - 4
             runs.append(value + (runs[-2] if len(runs) > 2 else 0))
             value = shift = 0
-    are_whole = all(0 <= code < 64 for code in codes) and not shift
-    are_whole = are_whole and all(type(run) is int and run >= 0 for run in runs)
-    if are_whole and sum(runs) == size:
+    is_text = all(0 <= code < 64 for code in codes) and not shift
+    if is_text and all(type(run) is int and run >= 0 for run in runs) and sum(runs) == size:
         return ''
     return f'its run lengths do not sum to {size} pixels: {_short(counts)}'
 

@@ -46,10 +46,8 @@ class CheckedLoading:
     def loaded(self, results: dict) -> Tuple[Optional[dict], List[Finding]]:
         """Return what the transform loads, None if it fails, and the findings in it."""
         path: Any = results.get('video_path', results.get('img_path'))
-        for file in filter(None, (path, results.get('seg_map_path'), *_linked_frames(results))):
-            outside = outside_reason(file, self.folders)
-            if outside:
-                return None, [Finding('outside', file, outside, True)]
+        if outside := outside_file(results, self.folders):
+            return None, [outside]
         try:
             loaded = self.load(results)
         except Exception as error:  # decoders raise any type of error
@@ -130,6 +128,15 @@ class CheckedLoading:
             what = f'has labels {strange[:5]}, which are read modulo 256 ({strange[0]} as '
             what += f'{int(strange[0]) % 256}): write a map of 8 bits with labels up to 255'
             yield Finding('class', where, what, True)
+
+
+def outside_file(results: dict, folders: Sequence[str]) -> Optional[Finding]:
+    """Return the finding of a sample's file outside of the folders of its data set, or None."""
+    names = ('img_path', 'video_path', 'seg_map_path')
+    for file in filter(None, (*map(results.get, names), *_linked_frames(results))):
+        if reason := outside_reason(file, folders):
+            return Finding('outside', file, reason, True)
+    return None
 
 
 def _linked_frames(results: dict) -> List[str]:
