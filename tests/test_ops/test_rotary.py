@@ -48,16 +48,26 @@ def test_half_types_and_their_gradients(dtype, error):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=error)
 
 
-@pytest.mark.parametrize('back', [False, True])
-def test_derivatives_of_the_rotation_of_half_types(back):
-    pairs = torch.randn(2, 6, 4, 2, dtype=torch.float64, requires_grad=True)
-    angles = Rotary((2, 3), 8).angles(torch.float64)
+@pytest.mark.parametrize(
+    'rotary',
+    [Rotary((2, 3), 8), Rotary((1, 4), 8, 10000.0, 2), Rotary((2, 3), 6, num_heads=2)],
+)
+def test_form_of_half_types(rotary, monkeypatch):
+    """In float64, where it must equal the rotation by complex numbers, with all derivatives."""
+    x = torch.randn(2, 2, 6, rotary.head_dim, dtype=torch.float64, requires_grad=True)
+    expected = apply_rotary(x, rotary)
+    monkeypatch.setattr(module, 'HALF_TYPES', (torch.float64,))
+    called = []
+    monkeypatch.setattr(module, 'turn', lambda *args: called.append(args))
+    torch.testing.assert_close(apply_rotary(x, rotary), expected, rtol=0, atol=1e-14)
+    assert torch.autograd.gradcheck(lambda x: apply_rotary(x, rotary), x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda x: apply_rotary(x, rotary), x)
+    assert not called
 
-    def turn(x):
-        return module._Turn.apply(x, angles, back)
 
-    assert torch.autograd.gradcheck(turn, pairs, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(turn, pairs)
+def test_gradients_for_strides_that_no_complex_number_has():
+    x = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: apply_rotary(x[:, 1:], Rotary((2, 3), 8)), x)
 
 
 def test_recorded_tables(golden):
