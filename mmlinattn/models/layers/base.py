@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...ops.common.checks import check_heads, check_padding_mask, check_rate, check_rotary_dim
 from ...ops.common.dispatch import BACKENDS
 from ...ops.common.packed import PackedShapes
-from ...ops.common.rotary import Rotary, apply_rotary
+from ...ops.common.rotary import Rotary, rotated
 from ...utils.suggest import unknown_option
 from . import attention_checks as checks
 from .attention_info import AttentionInfo
@@ -161,7 +161,7 @@ class BaseAttention(BaseModule):
         q_heads, k_heads, v_heads = self.split_heads(q), self.split_heads(k), self.split_heads(v)
         if self.rotary and not self.applies_rotary:
             rotary = self._rotary(layout.packed or layout.hw_shape, layout.num_extra_tokens, x)
-            q_heads, k_heads = apply_rotary(q_heads, rotary), apply_rotary(k_heads, rotary)
+            q_heads, k_heads = rotated(rotary, q_heads, k_heads)
         if at_once:
             out = self.attend(q_heads, k_heads, v_heads, layout)
         else:

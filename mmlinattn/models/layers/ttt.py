@@ -16,7 +16,7 @@ from ...ops.common.numerics import (
     token_chunks,
     zero_padding,
 )
-from ...ops.common.rotary import apply_rotary
+from ...ops.common.rotary import rotated
 from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .linear_projection import linear_parts
@@ -102,7 +102,7 @@ class TTTAttention(BaseAttention):
         mask, rotary = layout.key_padding_mask, rotary_over_heads(self, layout)
         # The bias of the projection makes padding other than 0.
         q, k, v = (zero_padding(x, mask) for x in (q, k, v))
-        q_heads, k_heads = (apply_rotary(x[:, :-1], rotary) for x in (q, k))
+        q_heads, k_heads = rotated(rotary, q[:, :-1], k[:, :-1])
         gated = self._gated(q_heads, k_heads, v[:, :-1], mask)
         q, k, v = (layout.split_extra(x[:, -1])[1] for x in (q, k, v))  # the last head
         local = self._convolved(q, k, v, layout)

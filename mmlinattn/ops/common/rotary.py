@@ -5,7 +5,7 @@ pair.
 """
 
 import math
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -110,23 +110,31 @@ def apply_rotary(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
         >>> torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
         True
     """
+    return rotated(rotary, x)[0]
+
+
+def rotated(rotary: Optional[Rotary], *tensors: Tensor) -> Sequence[Tensor]:
+    """Apply :func:`apply_rotary` to tensors of one dtype on one device."""
     if rotary is None:
-        return x
-    check_floating_point('x', x)
-    if x.dim() < 2:
-        raise ValueError(f'x must have shape (..., N, d), got {tuple(x.shape)}')
-    packed = getattr(rotary, 'hw_shape', None)
-    packed = packed if isinstance(packed, PackedShapes) else None
-    check_rotary(rotary, x, packed, 'x')
-    if packed is not None and x.shape[-2] != packed.num_tokens:
-        raise ValueError(f'rotary has {packed.num_tokens} positions but x has {x.shape[-2]} tokens')
-    tracing = is_tracing()
-    if not tracing and x.dtype in HALF_TYPES:
-        # A third of the operations of the products by pairs: the host is what users wait for.
-        cos, sin = rotary._table(_half_tables, x.dtype, x.device, tracing)
-        swapped = x.view(*x.shape[:-1], x.shape[-1] // 2, 2).flip(-1).flatten(-2)
-        return torch.addcmul(x * cos, swapped, sin)
-    return turn(x, rotary.angles(x.dtype, x.device, tracing), False, tracing)
+        return tensors
+    for x in tensors:
+        check_floating_point('x', x)
+        if x.dim() < 2:
+            raise ValueError(f'x must have shape (..., N, d), got {tuple(x.shape)}')
+        packed = getattr(rotary, 'hw_shape', None)
+        packed = packed if isinstance(packed, PackedShapes) else None
+        check_rotary(rotary, x, packed, 'x')
+        if packed is not None and x.shape[-2] != packed.num_tokens:
+            given = f'{packed.num_tokens} positions but x has {x.shape[-2]} tokens'
+            raise ValueError(f'rotary has {given}')
+    x, tracing = tensors[0], is_tracing()
+    if tracing or x.dtype not in HALF_TYPES:
+        angles = rotary.angles(x.dtype, x.device, tracing)
+        return [turn(x, angles, False, tracing) for x in tensors]
+    cos, sin = rotary._table(_half_tables, x.dtype, x.device, tracing)
+    # A third of the operations of products by pairs: in half types the host is what users wait for.
+    pairs = [x.view(*x.shape[:-1], x.shape[-1] // 2, 2) for x in tensors]
+    return [torch.addcmul(x * cos, y.flip(-1).flatten(-2), sin) for x, y in zip(tensors, pairs)]
 
 
 def turn(x: Tensor, angles: Tensor, back: bool, tracing: bool) -> Tensor:
@@ -225,6 +233,6 @@ def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) 
 
 
 def _half_tables(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) -> Tensor:
-    """Return what a channel, and the other one of its pair, is multiplied by: (2, ..., E + N, d)."""
+    """Return the factors of a channel and of the other one of its pair, (2, ..., E + N, d)."""
     cos, sin = _angles(rotary, dtype, device).unbind(-1)
     return torch.stack([torch.stack([cos, cos], -1), torch.stack([-sin, sin], -1)]).flatten(-2)

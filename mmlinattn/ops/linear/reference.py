@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..common.feature_maps import FEATURE_MAPS
 from ..common.numerics import zero_padding
-from ..common.rotary import apply_rotary
+from ..common.rotary import rotated
 from .options import LinearOptions
 
 
@@ -18,7 +18,7 @@ def linear_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) ->
     if options.mean_normaliser or options.kind == 'rala':
         eps = eps * _real_tokens(k, options)[1][..., None]  # of a mean, which is a sum here
     normaliser = (q @ k.transpose(-2, -1)).sum(-1, keepdim=True) + eps
-    q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
+    q, k = rotated(options.rotary, q, k)
     kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
     return kernel @ v / normaliser
 
@@ -31,7 +31,7 @@ def kv_sum(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
     Queries, which matter for RALA, and keys are (B, heads, N, m), S is (B, heads, m, d_v).
     """
     _, k = _features(q, k, options)
-    return apply_rotary(k, options.rotary).transpose(-2, -1) @ v
+    return rotated(options.rotary, k)[0].transpose(-2, -1) @ v
 
 
 def _features(q: Tensor, k: Tensor, options: LinearOptions) -> Tuple[Tensor, Tensor]:
@@ -71,6 +71,6 @@ def mala_reference(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> T
     keep, count = _real_tokens(k, options)
     mean = (keep / count)[:, None]  # [B, 1, 1, N]
     z = (q @ k.transpose(-2, -1) * mean).sum(-1, keepdim=True)
-    q, k = apply_rotary(q, options.rotary), apply_rotary(k, options.rotary)
+    q, k = rotated(options.rotary, q, k)
     kernel = q @ k.transpose(-2, -1)  # [B, H, N, N]
     return ((1 + 1 / (z + options.eps)) * kernel - z) * mean @ v

@@ -32,7 +32,7 @@ class VideoList(BaseDataset):
 
     Raises:
         ValueError: a line has other entries, a label that is no number from 0 on, or one that is
-            none of ``metainfo['classes']``; the file is not UTF-8.
+            none of ``metainfo['classes']``; the file is not UTF-8; ``data_prefix`` has other keys.
         FileNotFoundError: there is no annotation file.
 
     Example:
@@ -53,6 +53,8 @@ class VideoList(BaseDataset):
     ) -> None:
         self.frame_template = frame_template
         prefix = dict(video='') if data_prefix is None else data_prefix
+        if not isinstance(prefix, dict) or {*prefix} != {'video'}:
+            raise ValueError(f"data_prefix must be dict(video='FOLDER'), got {data_prefix!r}")
         super().__init__(ann_file, data_prefix=prefix, **kwargs)
 
     def load_data_list(self) -> List[dict]:

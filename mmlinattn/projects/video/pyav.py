@@ -30,7 +30,8 @@ class Video:
 
     Attributes:
         num_frames: number of frames that the file shows. They are decoded only if it does not say.
-        fps: mean number of frames per second, or None if the file does not say.
+        fps: mean number of frames per second, or None if the file does not say. Where its mean is
+            neither stated nor found by decoding, as in FLV, it is the nominal rate.
 
     Raises:
         ImportError: PyAV is not installed.
@@ -45,14 +46,26 @@ class Video:
         if not self.content:
             raise ValueError('the file is empty')
         with _opened(self.content) as (container, stream):
-            frames = stream.frames
-            if 'mp4' in container.format.name:
+            frames, rate = stream.frames, float(stream.average_rate or 0)
+            kind = container.format.name
+            if 'mp4' in kind:
                 # Its number of frames ignores edit lists and fragments behind the first one.
                 fragmented = b'moof' in self.content
                 packets = container.demux(stream) if fragmented else stream.index_entries
                 frames = sum(1 for p in packets if p.size and not p.is_discard)
-            self.num_frames = frames or sum(1 for _ in self._frames())
-            self.fps = float(stream.average_rate) if stream.average_rate else None
+            elif kind == 'avi' and frames:
+                # Its number counts empty packets, for times without a new frame; a file that ends
+                # before its last time is truncated.
+                stamps = [p.dts for p in container.demux(stream) if p.size]
+                if stamps and (stamps[-1] or 0) + 1 >= frames:
+                    rate, frames = rate * len(stamps) / frames, len(stamps)
+        if not frames:
+            times = [frame.time for frame in self._frames()]
+            frames, seconds = len(times), times[-1] - times[0] if times and None not in times else 0
+            mean = (frames - 1) / seconds if seconds > 0 else rate
+            if not 0.99 * rate < mean < 1.01 * rate:  # time stamps may be rounded
+                rate = mean
+        self.num_frames, self.fps = frames, rate or None
         if not self.num_frames:
             raise ValueError('the video has no frames')
 

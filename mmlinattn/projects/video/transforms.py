@@ -9,7 +9,7 @@ from mmengine import fileio
 from mmengine.logging import print_log
 from mmengine.registry import TRANSFORMS
 
-from ...utils import check_integer
+from ...utils import check_integer, check_number
 from ...utils.errors import InputError
 from .pyav import Video
 
@@ -56,11 +56,12 @@ class LoadClip(BaseTransform):
     ) -> None:
         self.num_frames = check_integer('num_frames', num_frames)
         self.interval = None if interval is None else check_integer('interval', interval)
-        if fps is not None and (interval is None or not fps > 0):
-            raise ValueError(f'fps must be positive and needs an interval, got {fps=}, {interval=}')
+        if fps is not None and interval is None:
+            raise ValueError(f'fps needs an interval, got {fps=}, {interval=}')
         if place not in PLACES:
             raise ValueError(f'place must be one of {tuple(PLACES)}, got {place!r}')
-        self.place, self.fps, self.backend_args = place, fps, backend_args
+        self.fps = None if fps is None else check_number('fps', fps, above=True)
+        self.place, self.backend_args = place, backend_args
         self._repeat_logged = False
 
     def transform(self, results: dict) -> dict:
@@ -90,8 +91,8 @@ class LoadClip(BaseTransform):
             raise ValueError('the video has no frames')
         if self.fps and not fps:
             raise ValueError(
-                f'LoadClip.fps={self.fps} needs the frame rate of the video, which is unknown, as '
-                'for all folders of frames: set fps=None and an interval in frames'
+                f'LoadClip.fps={self.fps:g} needs the frame rate of the video, which is unknown, '
+                'as for all folders of frames: set fps=None and an interval in frames'
             )
         count, fixed = self.num_frames, PLACES[self.place]
         if self.interval is None:
@@ -126,7 +127,8 @@ class ResizeClip(BaseTransform):
         inverse: draw the inverse of the length uniformly, as TimeSformer for Something-Something.
 
     Raises:
-        ValueError: a length is below 1, or the range is empty.
+        ValueError: a length is no integer of at least 1, or the range is empty.
+        InputError: it stands behind :class:`CropClip`.
 
     Example:
         >>> clip = np.zeros((8, 60, 80, 3), np.uint8)
@@ -135,14 +137,16 @@ class ResizeClip(BaseTransform):
     """
 
     def __init__(self, short_side: Union[int, Sequence[int]], inverse: bool = False) -> None:
-        ends = (short_side,) * 2 if isinstance(short_side, int) else tuple(short_side)
-        if len(ends) != 2 or not 1 <= ends[0] <= ends[1]:
+        is_range = isinstance(short_side, (list, tuple))
+        ends = tuple(short_side) if is_range else (short_side,) * 2  # type: ignore[arg-type]
+        ends = tuple([check_integer('short_side', end) for end in ends])
+        if len(ends) != 2 or ends[0] > ends[1]:
             raise ValueError(f'short_side must be a length or a range, got {short_side!r}')
         self.low, self.high = ends
         self.inverse = inverse
 
     def transform(self, results: dict) -> dict:
-        clip = results['img']
+        clip = _frames(results, 'ResizeClip')
         height, width = clip.shape[1:3]
         short = self.low
         if self.high > self.low and self.inverse:
@@ -164,7 +168,7 @@ class CropClip(BaseTransform):
     Args:
         size: side of the square crops.
         mode: ``'random'``, ``'center'``, or ``'three'`` crops along the longer side (start, middle
-            and end).
+            and end), in the middle of the shorter one.
 
     The result ``img`` is (crops, 3, T, size, size), with one or three crops, as ``PackInputs`` of
     MMPretrain expects clips.
@@ -186,7 +190,7 @@ class CropClip(BaseTransform):
         self.mode = mode
 
     def transform(self, results: dict) -> dict:
-        clip, size = results['img'], self.size
+        clip, size = _frames(results, 'CropClip'), self.size
         rows, columns = (length - size for length in clip.shape[1:3])
         if min(rows, columns) < 0:
             raise InputError(
@@ -197,8 +201,10 @@ class CropClip(BaseTransform):
             places = [(np.random.randint(rows + 1), np.random.randint(columns + 1))]
         elif self.mode == 'center':
             places = [(rows // 2, columns // 2)]
+        elif rows > columns:
+            places = [(rows * i // 2, columns // 2) for i in range(3)]
         else:
-            places = [(rows * i // 2, columns * i // 2) for i in range(3)]
+            places = [(rows // 2, columns * i // 2) for i in range(3)]
         crops = np.stack([clip[:, y : y + size, x : x + size] for y, x in places])
         crops = np.ascontiguousarray(crops.transpose(0, 4, 1, 2, 3))  # [crops, 3, T, H, W]
         results.update(img=crops, img_shape=(size, size))
@@ -214,6 +220,7 @@ class FlipClip(BaseTransform):
 
     Raises:
         ValueError: ``prob`` is out of range.
+        InputError: it stands behind :class:`CropClip`.
 
     Example:
         >>> clip = np.arange(2, dtype=np.uint8).reshape(1, 1, 2, 1)
@@ -227,6 +234,14 @@ class FlipClip(BaseTransform):
         self.prob = prob
 
     def transform(self, results: dict) -> dict:
+        clip = _frames(results, 'FlipClip')
         if np.random.rand() < self.prob:
-            results['img'] = results['img'][:, :, ::-1]
+            results['img'] = clip[:, :, ::-1]
         return results
+
+
+def _frames(results: dict, name: str) -> np.ndarray:
+    """Return the frames (T, H, W, 3) that a transform changes."""
+    if results['img'].ndim != 4:
+        raise InputError(f'{name} needs frames (T, H, W, 3): it must stand before CropClip')
+    return results['img']

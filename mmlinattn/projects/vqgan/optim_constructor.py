@@ -45,7 +45,10 @@ class GeneratorDiscriminatorConstructor(DefaultOptimWrapperConstructor):
                 f'{type(model).__name__} has none'
             )
         own = parts.pop(DISCRIMINATOR, None)
-        wrappers = dict(generator=super().__call__(nn.ModuleDict(parts)))
+        generator = nn.ModuleDict(parts)
+        for name, parameter in model.named_parameters(recurse=False):
+            generator.register_parameter(name, parameter)
+        wrappers = dict(generator=super().__call__(generator))
         if own is not None:
             wrappers[DISCRIMINATOR] = super().__call__(nn.ModuleDict({DISCRIMINATOR: own}))
         return OptimWrapperDict(**wrappers)

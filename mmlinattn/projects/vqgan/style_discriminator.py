@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides
 from ...ops.common.numerics import constant
+from ...utils import check_integer
 from ...utils.errors import InputError
 
 # Leaky ReLU halves the variance of its input; StyleGAN2 multiplies by this after each.
@@ -92,7 +93,7 @@ class StyleDiscriminator(BaseModule):
         max_channels: largest number of channels.
 
     Raises:
-        ValueError: ``img_size`` is none of these.
+        ValueError: ``img_size`` is none of these, or numbers of channels are no positive integers.
         mmlinattn.utils.errors.InputError: images have another size.
 
     Example:
@@ -109,6 +110,8 @@ class StyleDiscriminator(BaseModule):
     ) -> None:
         super().__init__()
         self.img_size = check_sides(img_size, 'img_size')
+        check_integer('base_channels', base_channels)
+        check_integer('max_channels', max_channels)
         shortest = min(self.img_size)
         depth = int(math.log2(max(shortest // LAST_SIDE, 1)))
         if any(side % (2**depth) for side in self.img_size) or shortest != LAST_SIDE * 2**depth:

@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.numerics import no_autocast
-from ...utils import check_integer
+from ...utils import check_integer, check_number
 
 # Similarities that are in memory at once: 64 MiB in float32.
 MAX_SIMILARITIES = 2**24
@@ -54,9 +54,8 @@ class VectorQuantizer(BaseModule):
         super().__init__()
         num_codes = check_integer('num_codes', num_codes)
         code_dims = check_integer('code_dims', code_dims)
-        if not commitment >= 0:
-            raise ValueError(f'commitment must not be negative, got {commitment!r}')
-        self.num_codes, self.code_dims, self.commitment = num_codes, code_dims, commitment
+        self.commitment = check_number('commitment', commitment)
+        self.num_codes, self.code_dims = num_codes, code_dims
         self.codebook = nn.Parameter(torch.randn(num_codes, code_dims))
         self._register_load_state_dict_pre_hook(self._check_codebook)
 

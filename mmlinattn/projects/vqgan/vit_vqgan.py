@@ -15,6 +15,7 @@ from torch.func import functional_call
 from ...models.backbones.vision_transformer import ViT
 from ...models.layers import map_to_tokens, tokens_to_map
 from ...ops.common.numerics import no_autocast
+from ...utils import check_number
 from ...utils.errors import InputError
 from .reconstruction_losses import adversarial_losses, logit_laplace_loss, perplexity
 from .vit_decoder import TanhMLP, ViTDecoder
@@ -57,8 +58,10 @@ class ViTVQGAN(BaseModel):
         ``'loss'`` the losses of the generator by name.
 
     Raises:
-        ValueError: the backbone has a class token or several outputs, or an option is unknown.
-        mmlinattn.utils.errors.InputError: the patch size does not divide an image.
+        ValueError: the backbone has a class token, several outputs or other images than RGB, the
+            decoder another patch size, or an option is unknown or has a wrong value.
+        mmlinattn.utils.errors.InputError: the patch size does not divide an image, or the first
+            images of a training are outside of [0, 1].
 
     Example:
         >>> vit = dict(
@@ -88,16 +91,19 @@ class ViTVQGAN(BaseModel):
         if unknown:
             raise ValueError(f'loss_weights has {unknown}; it takes {[*LOSS_WEIGHTS]}')
         self.loss_weights = dict(LOSS_WEIGHTS, **(loss_weights or {}))
+        for name, weight in self.loss_weights.items():
+            check_number(f'loss_weights.{name}', weight)
         self.backbone = MODELS.build(backbone)
         vit = self.backbone
         if (
             not isinstance(vit, ViT)
             or vit.num_extra_tokens(vit.num_built - 1)
             or (len(vit.out_indices), vit.out_type) != (1, 'featmap')
+            or backbone.get('in_channels', 3) != 3
         ):
             raise ValueError(
-                'model.backbone must be a ViT with with_cls_token=False and one map as output: its '
-                f'tokens become codes; got {backbone}'
+                'model.backbone must be a ViT with with_cls_token=False, in_channels=3 and one map '
+                f'as output: its tokens become codes; got {backbone}'
             )
         arch, options = self.backbone.arch, dict(backbone)
         self.patch_size = arch['patch_size']
@@ -110,9 +116,16 @@ class ViTVQGAN(BaseModel):
         options['arch'] = {k: v for k, v in arch.items() if k != 'patch_size'}
         options['img_size'] = options.get('img_size') or arch.get('img_size', 224)
         options = dict(options, code_dims=code_dims, patch_size=self.patch_size)
-        self.decoder = ViTDecoder(**dict(options, **(decoder or {})))
+        options.update(decoder or {})
+        if options['patch_size'] != self.patch_size:
+            raise ValueError(
+                f"model.decoder.patch_size must be the encoder's, {self.patch_size}, got "
+                f'{options["patch_size"]!r}'
+            )
+        self.decoder = ViTDecoder(**options)
         self.discriminator = _build(discriminator, 'StyleDiscriminator')
         self.perceptual = _build(perceptual, 'VGGPerceptualLoss')
+        self._range_checked = False
 
     def init_weights(self) -> None:
         """Initialise all parts; the perceptual loss reads its weights."""
@@ -174,6 +187,7 @@ class ViTVQGAN(BaseModel):
     def decode(self, vectors: Tensor, code_shape: Sequence[int]) -> Tensor:
         """Return the images of vectors of codes (B, N, D) on a map (h, w)."""
         # Around grey: with an offset to learn first, all tokens would move to one code.
+        vectors = vectors.to(next(self.decoder.parameters()).dtype)  # of a model in half precision
         return (self.decoder(tokens_to_map(vectors, code_shape)) + 1) / 2
 
     def decode_codes(self, codes: Tensor) -> Tensor:
@@ -229,6 +243,9 @@ class ViTVQGAN(BaseModel):
                 "optim_wrapper.constructor='GeneratorDiscriminatorConstructor'"
             )
         inputs = self.data_preprocessor(data, True)['inputs']
+        if not self._range_checked:  # once: a GPU would wait
+            self._check_range(inputs)
+            self._range_checked = True
         wrapper = optim_wrapper[GENERATOR]
         with wrapper.optim_context(run):
             losses, reconstruction = run(inputs, mode=GENERATOR)
@@ -242,6 +259,14 @@ class ViTVQGAN(BaseModel):
             wrapper.update_params(loss)
             logged.update(loss_discriminator=loss.detach())
         return logged
+
+    def _check_range(self, image: Any) -> None:
+        cure = 'set mean=[0, 0, 0] and std=[255, 255, 255] in model.data_preprocessor'
+        if not isinstance(image, Tensor):
+            raise InputError(f'images must be one tensor, got {type(image).__name__}: {cure}')
+        low, high = (float(end) for end in image.aminmax())
+        if not -0.1 <= low <= high <= 1.1:
+            raise InputError(f'images must be in [0, 1], got {low:g} to {high:g}: {cure}')
 
 
 def _build(cfg: Optional[dict], kind: str) -> Optional[nn.Module]:

@@ -67,6 +67,24 @@ def test_counts_the_frames_that_are_shown(tmp_path, name, first, movflags, expec
     assert counted(video.read(range(len(expected)))) == list(expected)
 
 
+@pytest.mark.parametrize('name', ['film.avi', 'film.mkv', 'film.mp4', 'film.ts'])
+def test_frames_at_irregular_times(tmp_path, name):
+    """AVI fills the gaps with empty packets, which it counts; Matroska states the nominal rate."""
+    av = pytest.importorskip('av', **NEEDS_AV)
+    times = [0, 1, 2, 5, 6, 9, 12, 13, 20, 23, 24, 25]
+    with av.open(str(tmp_path / name), 'w') as container:
+        stream = container.add_stream('mpeg4', 10)
+        stream.height, stream.width = 24, 32
+        for i, time in enumerate(times):
+            frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), 20 + 16 * i, np.uint8))
+            frame.pts, frame.time_base = time, Fraction(1, 10)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    video = Video(str(tmp_path / name))
+    assert video.num_frames == 12 and counted(video.read(range(12))) == [*range(12)]
+    assert video.fps == pytest.approx(12 / 2.6, rel=0.1)
+
+
 # By 90, 180 and 270 degrees, and a matrix that is no rotation.
 @pytest.mark.parametrize('a, b', [(0, 1), (-1, 0), (0, -1), (0, 0)])
 def test_rotates_frames_as_opencv(tmp_path, a, b):
@@ -226,6 +244,13 @@ def test_crops():
     assert out.shape == (3, 3, 2, 20, 20)
     for i, x in enumerate((0, 10, 20)):
         assert np.array_equal(out[i].transpose(1, 2, 3, 0), clip[:, :, x : x + 20])
+    out = CropClip(10, 'three')(clip_of(2, 16, 20))['img'].transpose(0, 2, 3, 4, 1)
+    clip = clip_of(2, 16, 20)['img']
+    assert np.array_equal(out, [clip[:, 3:13, x : x + 10] for x in (0, 5, 10)])
+    out = CropClip(10, 'three')(clip_of(2, 20, 16))['img'].transpose(0, 2, 3, 4, 1)
+    clip = clip_of(2, 20, 16)['img']
+    assert np.array_equal(out, [clip[:, y : y + 10, 3:13] for y in (0, 5, 10)])
+    clip = clip_of()['img']
     out = CropClip(10, 'center')(clip_of())['img']
     assert np.array_equal(out[0].transpose(1, 2, 3, 0), clip[:, 5:15, 15:25])
     np.random.seed(0)
@@ -254,6 +279,14 @@ def test_resizing_and_flipping():
         (lambda: LoadClip(8, fps=30), 'needs an interval'),
         (lambda: LoadClip(8, place='end'), "place must be one of .* got 'end'"),
         (lambda: ResizeClip((320, 256)), r'got \(320, 256\)'),
+        (lambda: ResizeClip(32.0), 'short_side must be a positive integer, got 32.0'),
+        (lambda: ResizeClip((10, 20.5)), 'short_side must be a positive integer, got 20.5'),
+        (lambda: LoadClip(8, 4, fps='30fps'), "fps must be a finite number above 0, got '30fps'"),
+        (lambda: LoadClip(8, 4, fps=0), 'fps must be a finite number above 0, got 0'),
+        (lambda: FlipClip(1.0)(CropClip(8)(clip_of())), 'FlipClip needs .* stand before CropClip'),
+        (lambda: ResizeClip(9)(CropClip(8)(clip_of())), 'ResizeClip needs .* before CropClip'),
+        (lambda: VideoList('a.txt', data_prefix='videos'), r"dict\(video='FOLDER'\), got 'videos'"),
+        (lambda: VideoList('a.txt', data_prefix=dict(img='raw')), "got {'img': 'raw'}"),
         (lambda: CropClip(8, 'five'), "got 'five'"),
         (lambda: FlipClip(2), 'got 2'),
         (lambda: CropClip(21)(clip_of()), r'\(20, 40\), smaller than the crop of 21'),

@@ -122,6 +122,7 @@ def test_two_processes_equal_one_with_the_doubled_batch(root, tmp_path):
 def test_one_config_makes_both_optimisers():
     model = nn.Module()
     model.body, model.discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
+    model.temperature = nn.Parameter(torch.ones(2, 2))
     cfg = ConfigDict(
         type='OptimWrapper', constructor='GeneratorDiscriminatorConstructor',
         optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.2),
@@ -139,7 +140,9 @@ def test_one_config_makes_both_optimisers():
         for name, groups in wrappers.param_groups.items()
     }
     body, discriminator = model.body, model.discriminator
-    assert found['generator'] == {id(body.weight): (0.1, 0.2), id(body.bias): (0.1, 0)}
+    assert found['generator'] == {
+        id(body.weight): (0.1, 0.2), id(body.bias): (0.1, 0), id(model.temperature): (0.1, 0.2),
+    }  # fmt: skip
     assert found['discriminator'][id(discriminator.weight)] == (0.2, 0.2)
     assert len(found['discriminator']) == 2
     with pytest.raises(ValueError, match='needs a model with a discriminator, Linear has none'):

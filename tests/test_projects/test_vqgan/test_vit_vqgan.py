@@ -228,6 +228,16 @@ def test_bad_options_images_and_backbones():
         cfg['backbone'].update(wrong)
         with pytest.raises(ValueError, match='must be a ViT with with_cls_token=False'):
             MODELS.build(cfg)
+    for wrong, error in (
+        (dict(decoder=dict(patch_size=16)), "decoder.patch_size must be the encoder's, 8, got 16"),
+        (dict(loss_weights=dict(l2=-1)), 'loss_weights.l2 must be a finite number of at least 0'),
+        (dict(quantizer=dict(commitment='a')), "commitment must be a finite number .* got 'a'"),
+        (dict(discriminator=dict(img_size=32, base_channels=0)), 'base_channels must be'),
+        (dict(discriminator=dict(img_size=32, max_channels=4.5)), 'max_channels must be'),
+        (dict(backbone=dict(config()['backbone'], in_channels=1)), 'in_channels=3'),
+    ):
+        with pytest.raises(ValueError, match=error):
+            build(**wrong)
     model = build()
     with pytest.raises(ValueError, match=r'images of 30x32 are no whole number of patches of 8x8'):
         model(torch.rand(1, 3, 30, 32))
@@ -239,6 +249,32 @@ def test_bad_options_images_and_backbones():
     for other, fake in ((build(discriminator=None), image), (model, None)):
         with pytest.raises(ValueError, match="mode='discriminator' needs model.discriminator and"):
             other(image, mode='discriminator', reconstruction=fake)
+
+
+@pytest.mark.parametrize(
+    'inputs, found',
+    [
+        (torch.rand(2, 3, SIDE, SIDE) * 255, r'got [\d.]+ to 25\d.*set mean=\[0, 0, 0\]'),
+        (torch.rand(2, 3, SIDE, SIDE) * 4 - 2, r'in \[0, 1\], got -'),
+        ([torch.rand(3, SIDE, SIDE)], 'one tensor, got list'),
+    ],
+)
+def test_images_that_are_not_from_0_to_1_end_a_training(inputs, found):
+    """The Laplace loss of others is NaN, which trained on."""
+    model = build(data_preprocessor=dict(type='BaseDataPreprocessor')).train()
+    with pytest.raises(InputError, match=found):
+        model.train_step(dict(inputs=inputs), optimizers(model))
+
+
+def test_a_model_in_bfloat16():
+    torch.manual_seed(0)
+    model, image = build(discriminator=None).eval(), torch.rand(1, 3, SIDE, SIDE)
+    codes = model.encode(image).codes.view(1, *model.code_shape(image))
+    expected = model.decode_codes(codes)
+    out = model.bfloat16().decode_codes(codes)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05)
+    assert model(image.bfloat16()).dtype == torch.bfloat16
 
 
 def test_other_sizes_resize_positions_of_encoder_and_decoder():
