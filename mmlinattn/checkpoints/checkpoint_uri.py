@@ -4,7 +4,7 @@ import hashlib
 import io
 import re
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict
+from typing import BinaryIO, Callable, Dict, Optional
 from urllib.parse import unquote, urlsplit
 
 import torch
@@ -13,6 +13,7 @@ from mmengine import fileio
 from mmengine.runner import checkpoint as mmengine_zoos
 
 from ..utils import has_user
+from ..utils.pretrained import SAFE
 from .errors import CheckpointError
 from .write import PathLike
 
@@ -48,14 +49,14 @@ def open_source(source: PathLike) -> BinaryIO:
             or the URL contains a user or a password.
     """
     text = str(source)
-    scheme, separator, rest = text.partition('://')
+    scheme, _, rest = text.partition('://')
     if has_user(text):
         raise CheckpointError(
             f'{text} is refused: an address with a user or a password ends in logs and configs; '
             'fetch the file by other means'
         )
-    if not separator or scheme == 'file':
-        path = Path(unquote(urlsplit(text).path) if separator else text).expanduser()
+    path = local_path(text)
+    if path is not None:
         if path.is_dir():
             raise IsADirectoryError(f'checkpoint {path} is a folder')
         if not path.is_file():
@@ -73,8 +74,28 @@ def open_source(source: PathLike) -> BinaryIO:
         return download(text).open('rb')
     try:
         return io.BytesIO(fileio.get(text))
+    except KeyError:
+        raise CheckpointError(
+            f'{text}: MMEngine has no file backend {scheme!r}; download the file and name its path'
+        ) from None
     except Exception as error:  # each storage client has its own exceptions
         raise CheckpointError(f'{text} cannot be read: {error}') from error
+
+
+def local_path(source: PathLike) -> Optional[Path]:
+    """Return the path of a source on this machine, None of an address elsewhere.
+
+    Raises:
+        CheckpointError: an address of a file has a host, as ``file://folder/a.pth``.
+    """
+    text = str(source).removeprefix(SAFE)
+    scheme, separator, _ = text.partition('://')
+    if separator and scheme != 'file':
+        return None
+    parts = urlsplit(text) if separator else None
+    if parts and parts.netloc not in ('', 'localhost'):
+        raise CheckpointError(f'{text} names the host {parts.netloc!r}: write file:///FOLDER/FILE')
+    return Path(unquote(parts.path) if parts else text).expanduser()
 
 
 def download(url: str) -> Path:

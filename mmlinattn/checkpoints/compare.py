@@ -7,6 +7,7 @@ from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequ
 
 from torch import Tensor, nn
 
+from ..utils.messages import log_warning
 from ..utils.suggest import shorten
 from .errors import CheckpointError
 from .read import read_checkpoint, weights_of
@@ -54,6 +55,9 @@ def other_shapes(mismatched: Sequence[Mismatch]) -> str:
             'The model has a gate beside queries, keys and values, the file has none: add '
             "gate=None to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
         )
+    elif len(mismatched) == 1 and _input_channels(*mismatched[0][1:]):
+        theirs, ours = _input_channels(*mismatched[0][1:])
+        cure = f'The file is for images of {theirs} channels, the model for {ours} (in_channels)'
     elif all(name.startswith(HEADS) for name, *_ in mismatched):
         cure = (
             'For other classes name the file in load_from: a training then starts these anew '
@@ -64,6 +68,12 @@ def other_shapes(mismatched: Sequence[Mismatch]) -> str:
     else:
         cure = 'Give the arch that the file was trained with'
     return f'{len(shapes)} keys of another shape: {shorten(shapes)}. {cure}'
+
+
+def _input_channels(file: Sequence[int], model: Sequence[int]) -> Sequence[int]:
+    """Return the input channels of two first convolutions that differ in them alone, else ()."""
+    same = len(file) == len(model) == 4 and (file[0], *file[2:]) == (model[0], *model[2:])
+    return (file[1], model[1]) if same and 3 in (file[1], model[1]) else ()
 
 
 def other_depth(report: LoadReport) -> str:
@@ -246,7 +256,16 @@ def non_finite(weights: Mapping[str, Tensor], may_be_infinite: Container[str] = 
 
 
 def check_complete(source: PathLike, report: LoadReport) -> None:
-    """Raise CheckpointError if the model has weights that the checkpoint lacks."""
+    """Raise CheckpointError if the model has weights that the checkpoint lacks.
+
+    Weights that the model lacks are logged, except those of heads: a test needs no auxiliary one.
+    """
+    more = [name for name in report.unexpected if not name.startswith((*HEADS, 'ema_'))]
+    if more:
+        log_warning(
+            f'{source} has {len(more)} weights that the model does not have and does without: '
+            f'{shorten(more)}. Give the config it was trained with'
+        )
     if report.missing:
         text = '; '.join(str(report).splitlines())
         cure = 'give the config it was trained with'

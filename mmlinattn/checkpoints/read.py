@@ -14,6 +14,7 @@ from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
 from ..utils.pretrained import SAFE
+from ..utils.suggest import shorten
 from .checkpoint_uri import open_source
 from .errors import CheckpointError
 from .safe_unpickle import safe_globals
@@ -50,7 +51,7 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     Raises:
         FileNotFoundError: no such file.
         CheckpointError: the download fails, or the file is incomplete, damaged, no checkpoint,
-            has no tensors, or needs to run code to be read.
+            has no tensors or sparse ones, or needs to run code to be read.
     """
     source = re.sub(f'^({SAFE})+', '', str(source))
     with open_source(source) as file:
@@ -70,12 +71,19 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         raise CheckpointError(
             f'{source} has no tensors, neither at top level nor under {SECTIONS}{but}'
         )
+    odd = [str(name) for name, value in weights.items() if _is_odd(value)]
+    if odd:
+        raise CheckpointError(
+            f'{source} has sparse, nested, quantised or empty (meta) tensors: {shorten(odd)}; '
+            'save them as ordinary tensors'
+        )
     meta = content.get('meta')
     meta = {k: v for k, v in meta.items() if k != 'config'} if isinstance(meta, Mapping) else {}
     old = {name.lower(): meta.pop(name, None) for name in ('CLASSES', 'PALETTE')}
     old = {name: value for name, value in old.items() if value is not None}
     if old:
-        meta['dataset_meta'] = dict(old, **(meta.get('dataset_meta') or {}))
+        given = meta.get('dataset_meta')
+        meta['dataset_meta'] = dict(old, **(given if isinstance(given, Mapping) else {}))
     if source.startswith('mmcls://'):
         # MMEngine applies the same rule to this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
@@ -85,7 +93,12 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
 @CheckpointLoader.register_scheme(prefixes=(SAFE, 'mmlinattn://'), force=True)
 def load_from_safe_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
     """Let MMEngine read ``safe://SOURCE`` and ``mmlinattn://NAME`` by :func:`read_checkpoint`."""
-    return read_checkpoint(filename)
+    content = read_checkpoint(filename)
+    weights = content['state_dict']
+    if any(str(name).startswith('module.') for name in weights):
+        # MMEngine removes it from whole files alone, not where init_cfg has a prefix.
+        content['state_dict'] = {re.sub(r'^module\.', '', str(k)): v for k, v in weights.items()}
+    return content
 
 
 def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
@@ -110,7 +123,10 @@ def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]
         {'fc.weight': (2, 3)}
     """
     content = read_checkpoint(source)
-    return weights_of(content, source), plain(content['meta'])
+    try:
+        return weights_of(content, source), plain(content['meta'])
+    except RecursionError:
+        raise CheckpointError(f'{source} has a meta entry that contains itself') from None
 
 
 def weights_of(content: Mapping, source: PathLike) -> Dict[str, Tensor]:
@@ -142,6 +158,12 @@ def damaged_part(file: BinaryIO) -> str:
 
 def _has_tensors(weights: Any) -> TypeGuard[Mapping]:
     return isinstance(weights, Mapping) and any(isinstance(v, Tensor) for v in weights.values())
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, Tensor) and (
+        value.layout is not torch.strided or value.is_nested or value.is_meta or value.is_quantized
+    )
 
 
 def _read_pickle(file: BinaryIO, name: str) -> Any:
@@ -180,6 +202,16 @@ def _unreadable(file: BinaryIO, name: str, error: Exception) -> CheckpointError:
     if suffix in ('onnx', 'pt2'):
         only = '; test and predict also read exported .onnx files' * (suffix == 'pt2')
         return CheckpointError(f'{name} is an exported file, its checkpoint is needed here{only}')
+    if re.search(r'-\d{5}-of-\d{5}\.|\.index\.json$', name):
+        return CheckpointError(
+            f'{name} is one of several parts of a checkpoint: join their tensors in one file first '
+            '(docs/checkpoints.md)'
+        )
+    if 'Unsupported operand 149' in str(error):  # a frame, of protocol 4 and later
+        return CheckpointError(
+            f"{name} has a pickle protocol that torch's safe reader does not read: save it again "
+            'by torch.save without pickle_protocol'
+        )
     lines = str(error).strip().splitlines()
     reason = f': {lines[0].split(". ")[0][:120]}' if lines else ''
     again = f'; remove {file.name} to download it again' if name.startswith('https://') else ''

@@ -8,6 +8,7 @@ from typing import Dict, Iterable, Tuple
 from torch import Tensor
 
 from ..checkpoints import CheckpointError, check_fits, load_state_dict, save_checkpoint
+from ..checkpoints.checkpoint_uri import local_path
 from ..checkpoints.compare import COMPILED, HEADS, non_finite
 from ..checkpoints.converters import convert, detect_source, hidden_source, kind_of
 from ..utils import check_writable, redacted
@@ -84,7 +85,8 @@ def renamed(
 
 
 def main(args: argparse.Namespace) -> int:
-    if '://' not in args.src and Path(args.src).resolve() == args.dst.resolve():
+    source = local_path(args.src)
+    if source is not None and source.resolve() == args.dst.expanduser().resolve():
         raise CheckpointError(f'SRC and DST are the same file {args.dst}')
     if args.dst.exists() and not args.force:
         raise CheckpointError(f'{args.dst} is there already; --force overwrites it')

@@ -148,7 +148,8 @@ def test_refusals(run, error_of, src, tmp_path):
     dst = tmp_path / 'a.pth'
     assert 'no.pth does not exist' in error_of(run, tmp_path / 'no.pth', dst)
     assert 'same file' in error_of(run, src, src)
-    assert 'same file' in error_of(run, src, src, '--force')
+    for name in (src, f'safe://{src}', src.resolve().as_uri()):
+        assert 'same file' in error_of(run, name, src, '--force')
     assert 'must end in' in error_of(run, src, tmp_path / 'a.bin')
     dst.write_bytes(b'mine')
     assert '--force' in error_of(run, src, dst)

@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import torch
@@ -36,6 +37,38 @@ def test_ema_copies_are_left_out_and_reported(dense, capsys):
     assert converted.keys() == before.keys()
     out = capsys.readouterr().out
     assert 'left out 1 copies of the EMA hook' in out and 'left out 4 rotary angles' in out
+
+
+def test_weights_of_another_network():
+    """Names that one rule matches are not reshaped before others are known to be unknown."""
+    foreign = {
+        'stages.1.downsample.0.weight': torch.zeros(2, 2),
+        'foreign.a': torch.ones(2),
+    }
+    with pytest.raises(CheckpointError, match='does not know: foreign.a'):
+        convert(foreign, 'swin')
+    foreign.pop('foreign.a')
+    with pytest.raises(CheckpointError, match='another shape than those of --source swin: unflat'):
+        convert(foreign, 'swin')
+
+
+def test_weights_that_the_model_lacks_are_logged(tmp_path, monkeypatch):
+    path, texts = tmp_path / 'a.pth', []
+    monkeypatch.setattr(sys.modules[check_fits.__module__], 'log_warning', texts.append)
+    extra = {'gamma': torch.ones(2), 'auxiliary_head.a': torch.ones(2), 'ema_a': torch.ones(2)}
+    save_checkpoint(path, dict(nn.Linear(2, 3).state_dict(), **extra), {})
+    load_checkpoint(nn.Linear(2, 3), path)
+    (text,) = texts
+    assert 'a.pth has 1 weights that the model does not have and does without: gamma. Give' in text
+
+
+def test_other_input_channels(tmp_path):
+    save_checkpoint(tmp_path / 'a.pth', nn.Conv2d(3, 8, 4).state_dict(), {})
+    error = r'The file is for images of 3 channels, the model for 4 \(in_channels\)'
+    with pytest.raises(CheckpointError, match=error):
+        check_fits(tmp_path / 'a.pth', nn.Conv2d(4, 8, 4))
+    with pytest.raises(CheckpointError, match='Give the arch'):
+        check_fits(tmp_path / 'a.pth', nn.Conv2d(3, 8, 2))
 
 
 def test_mmdet_1_is_refused():

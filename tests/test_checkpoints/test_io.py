@@ -259,7 +259,7 @@ def test_files_of_other_kinds(tmp_path):
     np.savez(tmp_path / 'a.npz', weight=np.zeros(3))
     (tmp_path / 'd.pth').write_bytes(b'{"info":{"year":2026},"images":[]}')
     (tmp_path / 'e.pth').write_bytes(b'<html>not found</html>')
-    (tmp_path / 'f.pth').write_bytes(pickle.dumps([1, 2]))
+    (tmp_path / 'f.pth').write_bytes(pickle.dumps([1, 2], 2))
     for path in tmp_path.iterdir():
         with pytest.raises(CheckpointError, match=f'{path.name} is incomplete or no checkpoint'):
             load_state_dict(path)
@@ -287,6 +287,41 @@ def test_safetensors_that_the_library_or_json_cannot_read(tmp_path, dtype, meta)
     (tmp_path / 'a.safetensors').write_bytes(data)
     with pytest.raises(CheckpointError, match='a.safetensors is incomplete or no checkpoint'):
         load_state_dict(tmp_path / 'a.safetensors')
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        WEIGHT.to_sparse(), WEIGHT.to_sparse_csr(), WEIGHT.to('meta'),
+        torch.quantize_per_tensor(WEIGHT, 0.1, 0, torch.quint8),
+        torch.nested.nested_tensor([WEIGHT, WEIGHT[:1]]),
+    ],
+)  # fmt: skip
+def test_tensors_that_no_model_loads(tmp_path, value):
+    torch.save(dict(state_dict=dict(a=WEIGHT, odd=value)), tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match=r'a\.pth has sparse, nested.*: odd; save them as'):
+        load_state_dict(tmp_path / 'a.pth')
+
+
+def test_odd_meta_information(tmp_path):
+    meta = dict(CLASSES=('a',), dataset_meta=[1, 2])
+    torch.save(dict(state_dict=dict(a=WEIGHT), meta=meta), tmp_path / 'a.pth')
+    assert load_state_dict(tmp_path / 'a.pth')[1] == dict(dataset_meta=dict(classes=('a',)))
+    meta['own'] = meta
+    torch.save(dict(state_dict=dict(a=WEIGHT), meta=meta), tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match='a.pth has a meta entry that contains itself'):
+        load_state_dict(tmp_path / 'a.pth')
+
+
+@pytest.mark.filterwarnings('ignore:Detected pickle protocol')
+def test_other_pickle_protocols_and_parts_are_named(tmp_path):
+    torch.save(dict(a=WEIGHT), tmp_path / 'a.pth', pickle_protocol=4)
+    with pytest.raises(CheckpointError, match='a.pth has a pickle protocol'):
+        load_state_dict(tmp_path / 'a.pth')
+    index = tmp_path / 'model.safetensors.index.json'
+    index.write_text('{"weight_map": {}}')
+    with pytest.raises(CheckpointError, match='index.json is one of several parts'):
+        load_state_dict(index)
 
 
 def test_foreign_safetensors(tmp_path):

@@ -230,6 +230,13 @@ def test_a_perception_encoder_is_refused(names):
             convert(theirs, source=source)
 
 
+def test_rotary_models_of_timm_are_refused():
+    token, layer = torch.zeros(1, 1, 8), {'blocks.0.attn.qkv.weight': torch.zeros(24, 8)}
+    for source, error in (('deit3', 'token, but no pos_embed'), ('dinov3', 'has no registers')):
+        with pytest.raises(CheckpointError, match=error):
+            convert(dict(layer, cls_token=token), source=source)
+
+
 # Outputs
 
 

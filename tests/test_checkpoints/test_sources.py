@@ -132,7 +132,9 @@ def test_weights_of_the_package_and_unknown_schemes():
     assert read_checkpoint(f'mmlinattn://{name}')['state_dict']
     with pytest.raises(CheckpointError, match=f'this package has no such weights, but .*{name}'):
         read_checkpoint('mmlinattn://nothing')
-    with pytest.raises(CheckpointError, match='nowhere://a.pth cannot be read'):
+    with pytest.raises(
+        CheckpointError, match="nowhere://a.pth: MMEngine has no file backend 'nowhere'"
+    ):
         read_checkpoint('nowhere://a.pth')
 
 
@@ -171,6 +173,23 @@ def test_init_cfg_is_read_safely(tmp_path, backbone_cfg, inside, prefix):
     model.init_weights()
     name = 'stages.0.0.attn.in_proj.weight'
     assert torch.equal(model.state_dict()[name], state[f'{prefix or ""}{name}'])
+
+
+def test_a_prefix_behind_that_of_data_parallel(tmp_path):
+    """MMEngine looks for 'backbone.' before it removes 'module.'."""
+    saved(tmp_path / 'a.pth', state_dict={'module.backbone.weight': WEIGHT, 'module.n': WEIGHT})
+    init = dict(type='Pretrained', checkpoint=f'safe://{tmp_path}/a.pth', prefix='backbone.')
+    model = Sequential(nn.Linear(3, 2, bias=False), init_cfg=init)
+    model.weight = model[0].weight
+    model.init_weights()
+    assert torch.equal(model.weight, WEIGHT)
+
+
+def test_addresses_that_name_no_file(tmp_path):
+    with pytest.raises(CheckpointError, match=r"names the host 'folder': write file:///"):
+        read_checkpoint('file://folder/a.pth')
+    with pytest.raises(CheckpointError, match="hf://a/b: MMEngine has no file backend 'hf'"):
+        read_checkpoint('hf://a/b')
 
 
 def test_python_in_the_meta_information_is_left_out(tmp_path):

@@ -333,3 +333,13 @@ def test_accumulated_gradients_of_several_processes(trained, monkeypatch):
     assert 'accumulated' not in torch.load(path(2), weights_only=False)
     log = ''.join(log.read_text() for log in Path(path(2)).parent.glob('*/*.log'))
     assert 'cannot be resumed exactly: it lacks the gradients' in log
+
+
+@pytest.mark.parametrize('last, kept', [('interrupted.pth', 1), (None, 1), ('epoch_2.pth', 0)])
+def test_the_state_of_a_preempted_training_stays_until_a_newer_one(tmp_path, last, kept):
+    """An early stop after the resume may save none."""
+    (tmp_path / 'interrupted.pth').touch()
+    if last:
+        (tmp_path / 'last_checkpoint').write_text(str(tmp_path / last))
+    PreemptionHook().after_train(SimpleNamespace(work_dir=str(tmp_path)))
+    assert (tmp_path / 'interrupted.pth').exists() == bool(kept)

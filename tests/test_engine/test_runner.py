@@ -82,6 +82,23 @@ def test_workers_that_draw_the_same_numbers_again(
     assert ['persistent_workers=True' in text for text in found] == [True] * warned
 
 
+@pytest.mark.parametrize('processes, workers, differ, hook, warned', [
+    (2, 0, False, [], True), (2, 0, True, [], False), (2, 1, False, [], False),
+    (1, 0, False, [], False), (2, 0, False, [dict(type='ExactResumeHook')], False),
+])  # fmt: skip
+def test_processes_that_draw_the_same_numbers(
+    tmp_path, monkeypatch, processes, workers, differ, hook, warned
+):
+    found = []
+    monkeypatch.setattr(module, 'log_warning', found.append)
+    runner = tiny_runner(tmp_path, custom_hooks=hook)
+    runner._randomness_cfg['diff_rank_seed'] = differ
+    runner._train_dataloader.update(num_workers=workers, persistent_workers=bool(workers))
+    monkeypatch.setattr(module, 'get_world_size', lambda: processes)
+    runner.build_train_loop(runner._train_loop)
+    assert ['diff_rank_seed=True' in text for text in found] == [True] * warned
+
+
 def test_images_of_several_sizes_are_batched_apart():
     seen = []
 

@@ -127,6 +127,8 @@ def test_a_finished_training_says_that_nothing_is_left(tmp_path, warnings, by_ep
          'total_steps=2.* fails after 3 of 4 iterations: Tried to step 4 times'),
         (dict(type='ReduceOnPlateauLR'), True, "monitor is 'loss', but the validation is not conf"),
         (poly(2), False, 'the learning rate is 0 after iteration 1 of 4; make the schedule as'),
+        (dict(type='CosineAnnealingLR', T_max=2, eta_min_ratio=0.1, convert_to_iter_based=True),
+         False, 'True.* ends after one epoch of the data'),
         (poly(4, by_epoch=True), False, 'counts epochs and never changes a value.*by_epoch=False'),
     ],
 )  # fmt: skip

@@ -123,9 +123,13 @@ def published(entry: Path, name: str, replace: bool) -> Optional[Path]:
     """
     if not entry.exists():
         return None
-    content = yaml.safe_load(entry.read_text())
-    models = content.get('Models') if isinstance(content, dict) else None
-    if not isinstance(models, list) or [of.get('Name') for of in models] != [name]:
+    try:
+        content = yaml.safe_load(entry.read_text())
+        models = content['Models']
+        same = [of['Name'] for of in models] == [name]
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
+        same = False
+    if not same:
         raise FileExistsError(f'{entry} is no entry of {name} alone: choose another DIR')
     if not replace:
         raise FileExistsError(f'{entry} is there already; --force replaces it')

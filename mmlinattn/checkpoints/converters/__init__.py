@@ -63,9 +63,6 @@ UNSUPPORTED = (
     (r'(?:backbone\.)?(?:fc_norm|ln2)\.', 'a ViT with a norm after the mean of its patches'),
 )
 
-# Last parts of the names of registers: of the release of DINOv3, timm and transformers.
-REGISTER_NAMES = ('storage_tokens', 'reg_token', 'register_tokens')
-
 # Names of attentions in converted weights, which no release has.
 OWN_NAME = re.compile(r'backbone\.(?:stages|layers)\.[\d.]+\.attn\.in_proj\.')
 
@@ -102,7 +99,7 @@ def convert(
     Raises:
         ValueError: unknown ``source``, or None for a file of another release.
         CheckpointError: keys that the release does not have, a model that no backbone of this
-            package can hold, an MMDetection 1.x model, or RAVLT for MAViT.
+            package can hold, an MMDetection 1.x model, RAVLT for MAViT, or tensors of other shapes.
 
     Example:
         >>> import torch
@@ -122,6 +119,11 @@ def convert(
         tensors, left_out = SOURCES[source](state_dict)
     except UnknownKeys as error:
         raise CheckpointError(_what_it_is(state_dict, source) or str(error)) from error
+    except (RuntimeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f'a tensor has another shape than those of --source {source}: {reason}'
+        ) from error
     if any_attention:
         tensors.pop(RECORD, None)
     for reason, count in left_out.items():
@@ -206,9 +208,6 @@ def _sources(state_dict: Mapping[str, Tensor]) -> str:
     if all(re.match(OPENMMLAB[0].pattern, name) for name in state_dict):
         return ''  # necks and heads, whose names are those of all
     found = [source for source, _ in _converted(state_dict)]
-    # EVA and BEiT share names with DINOv3, but only DINOv3 always has registers.
-    if not any(name.endswith(REGISTER_NAMES) for name in state_dict):
-        found = [source for source in found if source != 'dinov3']
     return ' or '.join(filter(None, [', '.join(found[:-1]), *found[-1:]]))
 
 

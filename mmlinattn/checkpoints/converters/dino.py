@@ -68,9 +68,9 @@ def convert_dinov3(state_dict: Mapping[str, Tensor]) -> Converted:
     zeros, as do queries and values if the file has none.
 
     Raises:
-        CheckpointError: see :func:`rename`; also for channels that are not a multiple of those of
-            a head, which are 4 for each of ``rope_embed.periods``, or without them those of the
-            release.
+        CheckpointError: see :func:`rename`; also without registers, or for channels that are not a
+            multiple of those of a head, which are 4 for each of ``rope_embed.periods``, or without
+            them those of the release.
     """
     named = dict(state_dict)
     for name in state_dict:
@@ -85,6 +85,9 @@ def convert_dinov3(state_dict: Mapping[str, Tensor]) -> Converted:
         named = fuse(named, (f'mlp.{gate}', f'mlp.{value}'), 'mlp.fc1')
     parts = tuple(f'attention.{name}_proj' for name in 'qkv')
     tensors, left_out = rename(fuse(named, parts, 'attention.in_proj'), DINOV3)
+    # EVA, BEiT and RoPE ViTs share names with DINOv3, which alone always has registers.
+    if REGISTERS not in tensors:
+        raise CheckpointError('it has no registers (storage_tokens), as all models of DINOv3 do')
     periods = state_dict.get('rope_embed.periods')
     for name in [name for name in tensors if name.endswith('attn.in_proj.weight')]:
         weight = tensors[name]

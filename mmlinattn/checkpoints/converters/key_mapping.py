@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -86,16 +86,14 @@ def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Conver
         >>> {name: tuple(value.shape) for name, value in tensors.items()}
         {'stages.1.weight': (6,)}
     """
-    tensors, unknown = {}, []
+    found = {key: _first_match(key, rules) for key in state_dict}
+    unknown = [key for key, rule in found.items() if rule is None]
+    if unknown:  # before a tensor of another model is reshaped
+        raise UnknownKeys(f'keys that the key map does not know: {shorten(unknown)}')
+    tensors: Dict[str, Tensor] = {}
     left_out: Counter = Counter()
-    for key, value in state_dict.items():
-        for rule in rules:
-            match = re.match(rule.pattern, key)
-            if match:
-                break
-        else:
-            unknown.append(key)
-            continue
+    for key, (rule, match) in found.items():
+        value = state_dict[key]
         if rule.name is None:
             left_out[rule.reason] += 1
         else:
@@ -104,9 +102,12 @@ def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Conver
             if name in tensors:
                 raise CheckpointError(f'the checkpoint has {name} twice, again as {key}')
             tensors[name] = rule.reshape(value) if rule.reshape else value
-    if unknown:
-        raise UnknownKeys(f'keys that the key map does not know: {shorten(unknown)}')
     return tensors, left_out
+
+
+def _first_match(key: str, rules: Sequence[KeyRule]) -> Any:
+    matches = ((rule, re.match(rule.pattern, key)) for rule in rules)
+    return next(((rule, match) for rule, match in matches if match), None)
 
 
 def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Dict[str, Tensor]:

@@ -101,8 +101,12 @@ class PreemptionHook(Hook):
 
     def after_train(self, runner: Runner) -> None:
         self._restore()
-        if is_main_process():
-            (Path(runner.work_dir) / INTERRUPTED).unlink(missing_ok=True)
+        path = Path(runner.work_dir) / INTERRUPTED
+        last = path.with_name(LAST)
+        named = last.read_text().strip() if last.is_file() else INTERRUPTED
+        # A training that ends early, as by EarlyStoppingHook, may have saved nothing since.
+        if is_main_process() and Path(named).name != INTERRUPTED:
+            path.unlink(missing_ok=True)
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = True

@@ -12,7 +12,7 @@ from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 
 from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
-from mmengine.dist import is_distributed
+from mmengine.dist import get_world_size, is_distributed
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, revert_sync_batchnorm
@@ -188,6 +188,12 @@ class PluginRunner(Runner):
             log_warning(
                 'The workers of train_dataloader draw the same random numbers for augmentation in '
                 'each epoch. Set train_dataloader.persistent_workers=True.'
+            )
+        differ = loop.dataloader.num_workers or self._randomness_cfg.get('diff_rank_seed')
+        if get_world_size() > 1 and not differ and not is_own:
+            log_warning(
+                'All processes draw the same random numbers for augmentation. Set '
+                'randomness.diff_rank_seed=True.'
             )
         return loop
 

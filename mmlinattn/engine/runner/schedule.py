@@ -66,6 +66,12 @@ def check_schedule(runner: Runner) -> None:
                     f'{where} counts epochs and never changes a value, since train_cfg counts '
                     'iterations: set by_epoch=False'
                 )
+            converted = config.get('convert_to_iter_based') and 'end' not in config
+            if converted and isinstance(runner.train_loop, IterBasedTrainLoop):
+                raise ValueError(
+                    f'{where} ends after one epoch of the data, since train_cfg counts iterations: '
+                    'set by_epoch=False without convert_to_iter_based, or end to the last epoch'
+                )
         if schedulers:
             _check_rates(schedulers, stand_in, runner.train_loop)
 

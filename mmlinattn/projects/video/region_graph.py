@@ -8,6 +8,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from ...ops.common.checks import check_sides
 from ...ops.common.numerics import accumulation_dtype, masked_softmax
 from ...utils import check_integer
 
@@ -74,7 +75,7 @@ class RegionGraphNeck(BaseModule):
         in_channels: channels C of the map.
         out_channels: channels of the regions.
         num_layers: see :class:`RegionGraph`.
-        grid: rows and columns of regions on each frame where no boxes are given.
+        grid: rows and columns of regions on each frame where no boxes are given; or one number.
         roi_size: side of the aligned region before pooling.
         init_cfg: MMEngine initialisation.
 
@@ -86,7 +87,8 @@ class RegionGraphNeck(BaseModule):
         tuple of one (B, C + out_channels).
 
     Raises:
-        ValueError: the grid is not positive; in the forward pass, a shape does not match.
+        ValueError: ``grid`` or ``roi_size`` is not positive; in the forward pass, a shape does not
+            match.
 
     Example:
         >>> neck = RegionGraphNeck(16, 8)
@@ -99,14 +101,13 @@ class RegionGraphNeck(BaseModule):
         in_channels: int,
         out_channels: int = 512,
         num_layers: int = 3,
-        grid: Sequence[int] = (3, 3),
+        grid: Union[int, Sequence[int]] = (3, 3),
         roi_size: int = 7,
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(init_cfg)
-        if len(grid) != 2 or min(grid) < 1:
-            raise ValueError(f'grid must be positive rows and columns, got {grid}')
-        self.in_channels, self.grid, self.roi_size = in_channels, tuple(grid), roi_size
+        self.in_channels, self.grid = in_channels, check_sides(grid, 'grid')
+        self.roi_size = check_integer('roi_size', roi_size)
         self.reduce = nn.Linear(in_channels, out_channels)
         self.graph = RegionGraph(out_channels, num_layers)
 
@@ -131,6 +132,11 @@ class RegionGraphNeck(BaseModule):
             )
         if mask is None:
             mask = torch.zeros_like(boxes[..., 0], dtype=torch.bool)
+        if mask.dtype != torch.bool or mask.shape != boxes.shape[:3]:
+            raise ValueError(
+                f'mask must be bool of shape (B, T, R) = {tuple(boxes.shape[:3])}, got '
+                f'{mask.dtype} {tuple(mask.shape)}'
+            )
         hidden = mask.flatten(1)  # [B, T * R]
         boxes = boxes.masked_fill(mask[..., None], 0)  # they may be NaN
         regions = self.graph(self.reduce(self._features(x, boxes)), hidden)
@@ -156,6 +162,7 @@ class RegionGraphNeck(BaseModule):
         height, width = x.shape[-2:]
         images = x.transpose(1, 2).flatten(0, 1)
         size = boxes.new_tensor([width, height, width, height])
-        per_image = list((boxes * size).flatten(0, 1).to(images.dtype))
+        dtype = accumulation_dtype(images.dtype)  # a CPU has no roi_align of bfloat16
+        per_image, images = list((boxes * size).flatten(0, 1).to(dtype)), images.to(dtype)
         found = roi_align(images, per_image, self.roi_size, sampling_ratio=2, aligned=True)
-        return found.amax((2, 3)).unflatten(0, (x.shape[0], -1))
+        return found.amax((2, 3)).unflatten(0, (x.shape[0], -1)).to(x.dtype)

@@ -92,6 +92,15 @@ def clips():
     return F.interpolate(frames, size=(8, 12, 12), mode='area'), torch.arange(4)
 
 
+def test_neck_in_bfloat16():
+    torch.manual_seed(0)
+    neck, x = RegionGraphNeck(4, 8, grid=2), torch.randn(2, 4, 3, 5, 5)
+    (expected,) = neck(x)
+    (out,) = neck.bfloat16()(x.bfloat16())
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05)
+
+
 def test_learns_four_clips_of_moving_shapes():
     """The clips have the same frames in four orders."""
     pytest.importorskip('mmpretrain', reason='MMPretrain comes with the extra "cls"')
@@ -128,7 +137,12 @@ def test_learns_four_clips_of_moving_shapes():
         (lambda: network(depths=(1, 1)), 'depths must have 4 values'),
         (lambda: RegionGraph(4, num_layers=0), 'num_layers must be .* got 0'),
         (lambda: RegionGraph(4)(torch.zeros(2, 3, 5)), r'\(B, R, 4\), got \(2, 3, 5\)'),
-        (lambda: RegionGraphNeck(4, grid=(0, 2)), r'grid must be positive .* got \(0, 2\)'),
+        (lambda: RegionGraphNeck(4, grid=(0, 2)), r'grid must be a positive .* got \(0, 2\)'),
+        (lambda: RegionGraphNeck(4, roi_size=0), 'roi_size must be .* got 0'),
+        (lambda: RegionGraphNeck(4)(torch.zeros(2, 4, 3, 5, 5), None, torch.zeros(2, 3, 2) > 0),
+         r'mask must be bool of shape .* \(2, 3, 9\), got torch.bool \(2, 3, 2\)'),
+        (lambda: RegionGraphNeck(4)(torch.zeros(2, 4, 3, 5, 5), None, torch.zeros(2, 3, 9)),
+         'got torch.float32'),
         (lambda: RegionGraphNeck(4)(torch.zeros(2, 4, 3, 5)), r'\(B, 4, T, H, W\)'),
         (lambda: RegionGraphNeck(4)(torch.zeros(2, 4, 3, 5, 5), torch.zeros(2, 2, 1, 4)),
          'B=2, T=3 of the map'),

@@ -73,7 +73,7 @@ def test_a_codebook_of_another_size_is_named_with_the_cure(tmp_path):
     [
         (dict(num_codes=0), 'num_codes must be a positive integer, got 0'),
         (dict(code_dims=2.5), 'code_dims must be a positive integer, got 2.5'),
-        (dict(commitment=-1), 'commitment must not be negative, got -1'),
+        (dict(commitment=-1), 'commitment must be a finite number of at least 0, got -1'),
     ],
 )
 def test_bad_options(options, message):
