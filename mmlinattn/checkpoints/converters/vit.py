@@ -86,9 +86,10 @@ def convert_vit(state_dict: Mapping[str, Tensor]) -> Converted:
     """
     tensors, left_out = rename(fuse(state_dict, HF_QKV, 'attention.in_proj'), NAMES)
     positions = tensors.get(POSITIONS)
-    if positions is None and any(name.endswith('_token') for name in state_dict):
-        raise CheckpointError('it has a class or distillation token, but no pos_embed')
-    if any(name.endswith(('dist_token', 'distillation_token')) for name in state_dict):
+    if positions is None:
+        if any(name.endswith('_token') for name in state_dict):
+            raise CheckpointError('it has a class or distillation token, but no pos_embed')
+    elif any(name.endswith(('dist_token', 'distillation_token')) for name in state_dict):
         positions = torch.cat([positions[:, :1], positions[:, 2:]], 1)
         tensors[POSITIONS] = positions
     return convert_positions(tensors), left_out
