@@ -7,7 +7,8 @@ and launches of an H100 are faked. A call does all that it does on a GPU, but fo
 SDPA runs in the same process with the same shapes, which the CPU computes. With a single token its
 time is its dispatch alone. Calls are those of functions in Python and C, as profilers
 count them. Layers run on the CPU, with the torch form. Training steps of backbones, by bfloat16
-autocast, launch on the faked GPU; operations are those that torch dispatches.
+autocast, launch on the faked GPU; operations are those that torch dispatches. Optimizers take the
+form that they have on a GPU.
 """
 
 import argparse
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,6 +33,8 @@ from benchmarks.cases import Setup
 from benchmarks.cases.problems import OPERATORS, Problem
 from benchmarks.measure import wall
 from mmlinattn import ops
+from mmlinattn.engine.model import quiet
+from mmlinattn.engine.runner.param_groups import merge_groups_in_steps
 from mmlinattn.ops.common import dispatch
 
 H100 = SimpleNamespace(
@@ -49,6 +53,7 @@ BACKBONES = {
     'DeiT-T': dict(type='ViT', arch='deit-t', img_size=64),
     'DINOv3-S': dict(type='ViT', arch='dinov3-s'),
 }
+UNDECAYED = dict(norm_decay_mult=0.0)
 # Tensors with a gradient, and the call.
 Case = Tuple[Sequence[Tensor], Callable[[], Tensor]]
 
@@ -152,6 +157,24 @@ def step_of(cfg: dict) -> Tuple[int, int]:
     return calls, operations.count
 
 
+def optimizer_step(merged: bool, **options: bool) -> Tuple[int, int, int]:
+    """Return the groups, Python calls and operations of a step of AdamW for RAVLT-S."""
+    model = MODELS.build(dict(BACKBONES['RAVLT-S']))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    cfg = dict(optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05, **options))
+    with quiet():
+        optimizer = build_optim_wrapper(model, dict(cfg, paramwise_cfg=UNDECAYED)).optimizer
+    if merged:
+        merge_groups_in_steps(optimizer)
+    groups: list = []
+    optimizer.register_step_pre_hook(lambda o, *_: groups.append(len(o.param_groups)))
+    calls = python_calls(optimizer.step)
+    with Operations() as operations:
+        optimizer.step()
+    return groups[0], calls, operations.count
+
+
 def measure(seconds: float) -> Dict[str, dict]:
     """Return tables by title."""
     layers = {name: costs(layer(name), seconds) for name in LAYERS}
@@ -179,6 +202,14 @@ def measure(seconds: float) -> Dict[str, dict]:
         'Training step of a backbone, bfloat16 autocast, one image of 64x64': table(
             backbones, 'backbone', 'calls', 'operations of torch'
         ),
+        'Step of AdamW for RAVLT-S with norm_decay_mult=0': table(
+            {
+                "MMEngine's groups": optimizer_step(False, foreach=True),
+                'merged in the step': optimizer_step(True, foreach=True),
+                'merged, fused=True': optimizer_step(True, fused=True),
+            },
+            'AdamW', 'groups', 'calls', 'operations of torch',
+        ),
     }  # fmt: skip
 
 
@@ -194,9 +225,9 @@ def main(argv: Sequence[str]) -> int:
     record['tables'] = measure(args.seconds)
     print(*report.shown('host', record), sep='\n')
     if args.docs:
-        (title, times), *_, steps = record['tables'].items()
+        (title, times), _, *steps = record['tables'].items()
         columns, *lines = [[*row[:2], row[3]] for row in (times['columns'], *times['lines'])]
-        record['tables'] = dict([(title, dict(columns=columns, lines=lines)), steps])
+        record['tables'] = dict([(title, dict(columns=columns, lines=lines)), *steps])
         report.publish('host', record)
     return 0
 

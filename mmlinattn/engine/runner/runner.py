@@ -16,6 +16,7 @@ from mmengine.dist import get_world_size, is_distributed
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, revert_sync_batchnorm
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ from ..preflight.data import DataError, empty_reason, folders_reason, labels_of
 from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
+from .param_groups import merge_groups_in_steps
 from .schedule import check_schedule, schedule_of_config
 
 # Preprocessors that pad the images of a batch, which changes scores, or cannot stack them.
@@ -216,6 +218,14 @@ class PluginRunner(Runner):
             raise ValueError(
                 f'train_dataloader has a batch of one image: {error}; set {cure}'
             ) from error
+
+    def build_optim_wrapper(
+        self, optim_wrapper: Union[dict, OptimWrapper, OptimWrapperDict]
+    ) -> Union[OptimWrapper, OptimWrapperDict]:
+        built = super().build_optim_wrapper(optim_wrapper)
+        for wrapper in optim_wrappers(built).values():
+            merge_groups_in_steps(wrapper.optimizer)
+        return built
 
     def build_val_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         return self._scoring_loop('val', super().build_val_loop, loop)
