@@ -294,7 +294,6 @@ def test_safetensors_that_the_library_or_json_cannot_read(tmp_path, dtype, meta)
     [
         WEIGHT.to_sparse(), WEIGHT.to_sparse_csr(), WEIGHT.to('meta'),
         torch.quantize_per_tensor(WEIGHT, 0.1, 0, torch.quint8),
-        torch.nested.nested_tensor([WEIGHT, WEIGHT[:1]]),
     ],
 )  # fmt: skip
 def test_tensors_that_no_model_loads(tmp_path, value):

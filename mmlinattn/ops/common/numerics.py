@@ -3,7 +3,7 @@
 import functools
 import threading
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Optional
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ def _mixed_product(a: Tensor, b: Tensor, out: Optional[Tensor] = None) -> Tensor
 
 
 def product(a: Tensor, b: Tensor, half: Half = None, rounded: bool = False) -> Tensor:
-    """Multiply (B, heads, l, m) by (B, heads, m, n); ``B`` and ``heads`` may be broadcast.
+    """Multiply (B, heads, l, m) by (B, heads, m, n), both broadcast; either may be without ``B``.
 
     ``half``, a result of :func:`factor_dtype`, rounds factors to this type, float16 to its range.
     The result is float32, or half if ``rounded``, for products that the caller only rounds.
@@ -68,17 +68,24 @@ def product(a: Tensor, b: Tensor, half: Half = None, rounded: bool = False) -> T
         return a @ b
     a, b = _factor(a, half), _factor(b, half)
     multiply, dtype = (torch.bmm, half) if rounded else (_mixed_product, torch.float32)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = (x.expand(*batch, *x.shape[-2:]) for x in (a, b))
+    batch: Sequence[int] = a.shape[:-2]
+    if batch != b.shape[:-2]:  # torch.broadcast_shapes takes a hundred Python calls
+        a, b = (x if x.dim() == 4 else x[None] for x in (a, b))
+        batch = [m if n == 1 else n for m, n in zip(a.shape[:2], b.shape)]
+        a, b = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
     # A batch of (B, heads) with two strides would be copied: large tensors go image by image.
-    if batch[0] > 1 and any(
-        x.stride(0) != x.shape[1] * x.stride(1) and x[0].numel() > 2**20 for x in (a, b)
-    ):
+    if batch[0] > 1 and (_strided_twice(a) or _strided_twice(b)):
         result = a.new_empty(*batch, a.shape[-2], b.shape[-1], dtype=dtype)
         for x, y, out in zip(a, b, result):
             multiply(x, y, out=out)
         return result
-    return multiply(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, batch)
+    result = multiply(a.flatten(0, 1), b.flatten(0, 1))
+    return result.view(*batch, *result.shape[1:])
+
+
+def _strided_twice(x: Tensor) -> bool:
+    _, heads, rows, columns = x.shape
+    return heads * rows * columns > 2**20 and x.stride(0) != heads * x.stride(1)
 
 
 def _factor(x: Tensor, half: torch.dtype) -> Tensor:
