@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
+from mmengine.config import ConfigDict
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -53,7 +54,6 @@ BACKBONES = {
     'DeiT-T': dict(type='ViT', arch='deit-t', img_size=64),
     'DINOv3-S': dict(type='ViT', arch='dinov3-s'),
 }
-UNDECAYED = dict(norm_decay_mult=0.0)
 # Tensors with a gradient, and the call.
 Case = Tuple[Sequence[Tensor], Callable[[], Tensor]]
 
@@ -162,9 +162,10 @@ def optimizer_step(merged: bool, **options: bool) -> Tuple[int, int, int]:
     model = MODELS.build(dict(BACKBONES['RAVLT-S']))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    cfg = dict(optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05, **options))
+    adam = dict(type='AdamW', lr=1e-4, weight_decay=0.05, **options)
     with quiet():
-        optimizer = build_optim_wrapper(model, dict(cfg, paramwise_cfg=UNDECAYED)).optimizer
+        cfg = ConfigDict(optimizer=adam, paramwise_cfg=dict(norm_decay_mult=0.0))
+        optimizer = build_optim_wrapper(model, cfg).optimizer
     if merged:
         merge_groups_in_steps(optimizer)
     groups: list = []

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from mmengine.optim import build_optim_wrapper
 from torch import nn
 
@@ -14,7 +15,8 @@ PARAMWISE = dict(norm_decay_mult=0.0, custom_keys={'0': dict(lr_mult=0.5)})
 
 def wrapper_of(model, **optimizer):
     options = dict(lr=0.1, weight_decay=0.2, **optimizer)
-    return build_optim_wrapper(model, dict(optimizer=options, paramwise_cfg=PARAMWISE))
+    cfg = ConfigDict(optimizer=options, paramwise_cfg=PARAMWISE)
+    return build_optim_wrapper(model, cfg)
 
 
 def steps(model, wrapper, schedule):
@@ -37,6 +39,7 @@ def test_steps_are_the_same_with_fewer_groups(optimizer):
     plain, merged = (wrapper_of(model, **optimizer) for model in models)
     merge_groups_in_steps(merged.optimizer)
     own, seen = merged.optimizer.param_groups, []
+    assert {type(group) for group in own} == {dict}
     merged.optimizer.register_step_pre_hook(lambda o, *_: seen.append(len(o.param_groups)))
     for model, wrapper in zip(models, (plain, merged)):
         steps(model, wrapper, [0.5, 1.0, 0.3])

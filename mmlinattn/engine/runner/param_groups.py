@@ -11,11 +11,13 @@ def merge_groups_in_steps(optimizer: Optimizer) -> None:
 
     With ``paramwise_cfg`` MMEngine makes a group of each parameter. An optimizer goes through its
     groups in Python, and launches some ten kernels for each. Weights and state are the same.
-    Outside of a step, in schedules and checkpoints, the groups are as they were. Optimizers that
-    are not of ``torch.optim`` stay as they are.
+    Outside of a step, in schedules and checkpoints, the groups are as they were, but plain dicts:
+    those of a config enter four functions for each option that is read. Optimizers that are not of
+    ``torch.optim`` stay as they are.
     """
     if not type(optimizer).__module__.startswith('torch.optim.'):
         return
+    optimizer.param_groups = [{**group} for group in optimizer.param_groups]
     own: List[list] = []
 
     def merge(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from ...ops.common.numerics import is_tracing
+from ...ops.common.numerics import constant, is_tracing
 from .cpu_linear import CPULinear, onednn_linear
 
 
@@ -73,13 +73,17 @@ class KeyBiaslessLinear(nn.Linear):
 
     def effective_bias(self) -> Tensor:
         """Return the bias with zeros for the keys."""
-        keys = slice(self.in_features, 2 * self.in_features)
-        before, after = self.bias[: keys.start], self.bias[keys.stop :]
-        return torch.cat([before, torch.zeros_like(self.bias[keys]), after])
+        is_key = constant(_is_key, self.bias.device, self.in_features, len(self.bias))
+        return self.bias.masked_fill(is_key, 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Project (..., C) to (..., parts * C)."""
         return F.linear(x, self.weight, self.effective_bias())
+
+
+def _is_key(channels: int, outputs: int, device: torch.device) -> Tensor:
+    place = torch.arange(outputs, device=device)
+    return (place >= channels) & (place < 2 * channels)
 
 
 def projection_bias(layer: nn.Linear) -> Optional[Tensor]:

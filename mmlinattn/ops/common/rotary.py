@@ -225,7 +225,9 @@ def _angles(rotary: Rotary, dtype: torch.dtype, device: Optional[torch.device]) 
     columns = axes[height:][None].expand(height, -1, -1, -1)
     places = torch.cat([rows, columns], dim=2).flatten(0, 1)
     if rotary.num_extra_tokens:
-        unturned = places.new_tensor([1, 0]).expand(rotary.num_extra_tokens, places.shape[1], 2)
+        # Not from a list of numbers: a GPU would be waited for.
+        one = places.new_ones(rotary.num_extra_tokens, places.shape[1])
+        unturned = torch.stack([one, torch.zeros_like(one)], -1)
         places = torch.cat([unturned, places])
     if rotary.num_heads == 1:
         return places

@@ -136,7 +136,11 @@ def test_clip_with_a_name_twice(names):
 
 @pytest.mark.parametrize('periods', [{}, {'rope_embed.periods': torch.ones(16)}])
 def test_dinov3_with_unknown_heads(periods):
-    theirs = {'blocks.0.attn.qkv.weight': torch.zeros(288, 96), **periods}
+    theirs = {
+        'blocks.0.attn.qkv.weight': torch.zeros(288, 96),
+        'storage_tokens': torch.zeros(1, 4, 96),
+    }
+    theirs.update(periods)
     with pytest.raises(CheckpointError, match='has 96 channels, which are no multiple of the 64'):
         convert(theirs, 'dinov3')
 
