@@ -6,6 +6,7 @@ _base_ = [
 ]
 
 model = dict(
+    data_preprocessor=dict(pad_mask=True),  # the loss stacks the masks of a batch
     bbox_head=dict(
         type='RTMDetInsSepBNHead',
         loss_mask=dict(type='DiceLoss', loss_weight=2.0, eps=5e-6, reduction='mean'),

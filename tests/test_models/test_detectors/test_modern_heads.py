@@ -98,6 +98,23 @@ def test_first_steps_of_small_models(shapes_root, name):
     assert found.isfinite().all()
 
 
+def test_masks_of_images_of_several_sizes(shapes_root):
+    """The loss stacks them: they must be padded with their images."""
+    cfg = load('rtmdet-ins_nano_shapes')
+    cfg.train_dataloader.dataset.data_root = f'{shapes_root}/coco/'
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+        wrapper = build_optim_wrapper(model, dict(cfg.optim_wrapper))
+        train = DATASETS.build(cfg.train_dataloader.dataset)
+        whole, part = train[0], train[1]
+        part['inputs'] = part['inputs'][:, :100, :76]
+        sample = part['data_samples']
+        sample.gt_instances.masks = sample.gt_instances.masks.crop(np.array([0, 0, 76, 100]))
+        sample.set_metainfo(dict(img_shape=(100, 76)))
+        losses = model.train_step(pseudo_collate([whole, part]), wrapper)
+    assert all(torch.as_tensor(value).isfinite().all() for value in losses.values())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('name', some(README, every=9))
 def test_costs_of_readme(name):
