@@ -107,10 +107,10 @@ def test_masks_of_images_of_several_sizes(shapes_root):
         wrapper = build_optim_wrapper(model, dict(cfg.optim_wrapper))
         train = DATASETS.build(cfg.train_dataloader.dataset)
         whole, part = train[0], train[1]
-        part['inputs'] = part['inputs'][:, :100, :76]
+        part['inputs'] = part['inputs'][:, :50, :38]
         sample = part['data_samples']
-        sample.gt_instances.masks = sample.gt_instances.masks.crop(np.array([0, 0, 76, 100]))
-        sample.set_metainfo(dict(img_shape=(100, 76)))
+        sample.gt_instances.masks = sample.gt_instances.masks.crop(np.array([0, 0, 38, 50]))
+        sample.set_metainfo(dict(img_shape=(50, 38)))
         losses = model.train_step(pseudo_collate([whole, part]), wrapper)
     assert all(torch.as_tensor(value).isfinite().all() for value in losses.values())
 
