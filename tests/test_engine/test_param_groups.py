@@ -7,7 +7,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 from mmlinattn.engine.runner.param_groups import merge_groups_in_steps
-from tests.test_engine.tiny_runner import tiny_runner
+from tests.test_engine.tiny_runner import Net, tiny_runner
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4))
 PARAMWISE = dict(norm_decay_mult=0.0, custom_keys={'0': dict(lr_mult=0.5)})
@@ -81,7 +81,79 @@ def test_optimizers_of_others_stay_as_they_are():
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def test_a_training_merges(tmp_path):
-    runner = tiny_runner(tmp_path)
+def test_a_step_that_fails_leaves_the_groups_of_the_next_one():
+    net = copy.deepcopy(NET)
+    optimizer = wrapper_of(net, type='SGD').optimizer
+    merge_groups_in_steps(optimizer)
+    merge_groups_in_steps(optimizer)
+    own = optimizer.param_groups
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    handle = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    handle.remove()
+    optimizer.step()
+    assert optimizer.param_groups is own
+
+
+@pytest.mark.parametrize('fused', [False, True])
+def test_late_gradients(fused):
+    """Fused SGD takes all parameters of a group to have a momentum, or none."""
+    net = copy.deepcopy(NET)
+    optimizer = torch.optim.SGD([dict(params=[p]) for p in net.parameters()], 0.1, 0.9, fused=fused)
+    merge_groups_in_steps(optimizer)
+    first, *rest = net.parameters()
+    first.grad = torch.ones_like(first)
+    optimizer.step()
+    for parameter in rest:
+        parameter.grad = torch.ones_like(parameter)
+    before = rest[0].detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(rest[0], before - 0.1)
+
+
+class Five(Net):
+    """A model of five parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, inputs, mode='tensor'):
+        return dict(loss=self.weight * self.a(self.b(inputs.view(-1, 1))).sum())
+
+
+def test_a_training_keeps_the_groups_in_its_checkpoints(tmp_path):
+    """A command prepares the training, and MMEngine builds the optimizer a second time."""
+
+    def runner(**options):
+        optimizer = dict(type='SGD', lr=0.125, momentum=0.5)
+        keys = dict(custom_keys={'a.': dict(lr_mult=2.0)})
+        wrapper = dict(optimizer=optimizer, paramwise_cfg=keys)
+        schedule = [dict(type='LinearLR', start_factor=0.5, by_epoch=False, end=4)]
+        options.update(optim_wrapper=wrapper, param_scheduler=schedule)
+        run = tiny_runner(tmp_path, model=Five(), **options)
+        run.prepare_training()
+        return run
+
+    first = runner()
+    first.train()
+    assert len(first.optim_wrapper.optimizer._optimizer_step_pre_hooks) == 1
+    path = tmp_path / 'epoch_1.pth'
+    groups = torch.load(path, weights_only=False)['optimizer']['param_groups']
+    assert [group['params'] for group in groups] == [[i] for i in range(len(groups))]
+    assert len(groups) == 5 and len({group['lr'] for group in groups}) == 2
+    again = runner(length=2, load_from=str(path), resume=True)
+    again.train()
+    assert again.epoch == 2
+
+
+def test_compiled_trainings_keep_their_groups(tmp_path):
+    runner = tiny_runner(tmp_path, cfg=dict(compile=True))
     wrapper = runner.build_optim_wrapper(dict(optimizer=dict(type='SGD', lr=0.1)))
-    assert len(wrapper.optimizer._optimizer_step_pre_hooks) == 1
+    assert not wrapper.optimizer._optimizer_step_pre_hooks

@@ -223,7 +223,8 @@ class PluginRunner(Runner):
         self, optim_wrapper: Union[dict, OptimWrapper, OptimWrapperDict]
     ) -> Union[OptimWrapper, OptimWrapperDict]:
         built = super().build_optim_wrapper(optim_wrapper)
-        for wrapper in optim_wrappers(built).values():
+        # A compiled train_step (``compile`` of a config) cannot change the groups.
+        for wrapper in () if self.cfg.get('compile') else optim_wrappers(built).values():
             merge_groups_in_steps(wrapper.optimizer)
         return built
 
