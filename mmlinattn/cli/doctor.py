@@ -115,7 +115,8 @@ def main(args: argparse.Namespace) -> int:
     if args.gpu:
         return _check_kernels()
     rows = [*packages(), operators_of_mmcv(), *devices(), *data_sets()]
-    table = Table('what', 'found', title='mmlinattn doctor')
+    table = Table('what', title='mmlinattn doctor')
+    table.add_column('found', overflow='fold')  # addresses are not cut
     for name, found, state in rows:
         table.add_row(name, found, style=STYLES[state])
     plain_console().print(table)

@@ -1,6 +1,7 @@
 """Measure the images a second of the model of a config."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import List, Sequence, Tuple
@@ -47,13 +48,23 @@ def measure(args: argparse.Namespace, model: nn.Module, shape: Tuple[int, int]) 
     for batch in args.batch_size:
         try:
             found.append(throughput(model, batch, shape, torch.device(args.device), **options))
-        except (TimeoutError, torch.cuda.OutOfMemoryError) as error:
+        except (TimeoutError, RuntimeError) as error:
+            no_memory = isinstance(error, torch.cuda.OutOfMemoryError)
+            no_memory = no_memory or "can't allocate memory" in str(error)  # of a CPU
+            if isinstance(error, RuntimeError) and not no_memory:
+                raise
             print(f'error: {type(error).__name__}: {error_text(error)}', file=sys.stderr)
     return found
 
 
 def main(args: argparse.Namespace) -> int:
     if args.threads:
+        processors = os.cpu_count() or 1
+        if args.threads > 4 * processors:  # thousands would not end, and not be ended
+            raise ValueError(
+                f'--threads must be at most {4 * processors}, four for each of {processors} '
+                f'processors, got {args.threads}'
+            )
         torch.set_num_threads(args.threads)
     cfg, args.device = load_image_config(args.config, args.cfg_options), check_device(args.device)
     shape = check_shape(args.shape)

@@ -106,7 +106,7 @@ def draw_decoder_maps(
         row[0].add_patch(Rectangle((cx - w / 2, cy - h / 2), w, h, fill=False, ec='red', lw=1.5))
         row[0].set_axis_off()
         title = f'{classes[label]} {float(seen.scores[query, label]):.2f}'
-        row[0].set_title(title, fontsize=9)
+        row[0].set_title(title, fontsize=9, parse_math=False)  # names of classes may have $
         x, y = (stride * seen.reference[query]).tolist()
         for axes, layer in zip(row[1:], layers):
             values = seen.maps[layer][:, query].float().exp().mean(0).unflatten(0, seen.hw_shape)

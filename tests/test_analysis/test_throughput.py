@@ -90,19 +90,27 @@ def test_command_line(command, tmp_path, capsys):
         assert f'{row["images_a_second"]:.1f} ' in text
 
 
-def test_a_batch_that_takes_too_long_is_one_line_and_the_others_are_measured(
-    command, monkeypatch, capsys
+@pytest.mark.parametrize(
+    'kind, text',
+    [
+        (TimeoutError, 'batch size 64 at 64 x 64: 6 calls\ntake more than 1 s'),
+        (RuntimeError, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        (torch.cuda.OutOfMemoryError, 'CUDA out of memory'),
+    ],
+)
+def test_a_batch_that_takes_too_much_is_one_line_and_the_others_are_measured(
+    command, monkeypatch, capsys, kind, text
 ):
     def measure(model, batch, *_, **options):
         if batch == 64:
-            raise TimeoutError('batch size 64 at 64 x 64: 6 calls\ntake more than 1 s')
+            raise kind(text)
         return Throughput(batch, [0.5])
 
     monkeypatch.setattr('mmlinattn.cli.throughput.throughput', measure)
     assert command(*TINY) == 1
     said = capsys.readouterr()
     lines = [line for line in said.err.splitlines() if 'error' in line]
-    assert lines == ['error: TimeoutError: batch size 64 at 64 x 64: 6 calls take more than 1 s']
+    assert lines == [f'error: {kind.__name__}: {" ".join(text.split())}']
     assert '2.0 to 2.0' in said.out
 
 
@@ -112,6 +120,7 @@ def test_a_batch_that_takes_too_long_is_one_line_and_the_others_are_measured(
         (['ravlt-nano_shapes', '--shape', '16', '64'], 'at least 32x32 pixels, got (16, 64)'),
         (['nowhere', '--shape', '64', '64'], "config 'nowhere' does not exist"),
         ([*TINY, '--json', 'file/a.json'], 'file/a.json cannot be written'),
+        ([*TINY, '--threads', '100000'], '--threads must be at most'),
     ],
 )
 def test_errors_are_one_line(command, tmp_path, monkeypatch, error_of, words, message):

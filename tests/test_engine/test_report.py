@@ -130,6 +130,7 @@ def test_losses_of_inner_layers_are_left_out():
         assert [line.get_label() for line in axes[2].lines] == [*rates]
         drawn = [line.get_label() for line in axes[0].lines]
         assert drawn == ['loss', *(f'{prefix}loss_{kind}' for kind in 'abc')]
+        assert not any(text.get_parse_math() for text in axes[0].get_legend().get_texts())
         assert axes[1].get_title() == 'scores of the validation, the first 9 of 12'
 
 

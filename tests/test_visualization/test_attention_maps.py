@@ -67,7 +67,9 @@ def test_pixels_of_a_map(tmp_path):
     seen.boxes = torch.full((1, 4), 0.5)
     seen.maps = {0: torch.tensor([[[-99.0, -99, -99, -99, 0, -99]]])}
     image = np.zeros((32, 48, 3), np.uint8)
-    found = cv2.imread(str(draw_decoder_maps(tmp_path / 'a.png', image, seen, 16, ['x'])))
+    found = cv2.imread(
+        str(draw_decoder_maps(tmp_path / 'a.png', image, seen, 16, ['$x$ $\\frac$']))
+    )
     # The right half of the picture has the map, under a title.
     panel = found[:, found.shape[1] // 2 :].astype(int).sum(-1)
     rows = np.flatnonzero((panel < 700).mean(1) > 0.8)

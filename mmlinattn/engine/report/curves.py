@@ -118,4 +118,6 @@ def _draw(axis: Axes, curves: Curves, names: Iterable[str], title: str, marker: 
     axis.set_title(title)
     axis.grid(alpha=0.3)
     if len(axis.lines) > 1:  # below the axis, where it covers no curve
-        axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
+        legend = axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
+        for text in legend.get_texts():  # names of classes may have $
+            text.set_parse_math(False)
