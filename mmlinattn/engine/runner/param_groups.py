@@ -19,7 +19,7 @@ def merge_groups_in_steps(optimizer: Optimizer) -> None:
     own_kind = not type(optimizer).__module__.startswith('torch.optim.')
     if own_kind or getattr(optimizer, 'merges_groups', False):
         return
-    if isinstance(optimizer, SGD) and optimizer.defaults['fused']:
+    if isinstance(optimizer, SGD) and optimizer.defaults.get('fused'):
         return
     optimizer.merges_groups = True  # type: ignore[attr-defined]  # its own mark
     optimizer.param_groups = [{**group} for group in optimizer.param_groups]
