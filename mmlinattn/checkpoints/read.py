@@ -202,9 +202,9 @@ def _unreadable(file: BinaryIO, name: str, error: Exception) -> CheckpointError:
     if suffix in ('onnx', 'pt2'):
         only = '; test and predict also read exported .onnx files' * (suffix == 'pt2')
         return CheckpointError(f'{name} is an exported file, its checkpoint is needed here{only}')
-    if re.search(r'-\d{5}-of-\d{5}\.|\.index\.json$', name):
+    if name.endswith('.index.json'):
         return CheckpointError(
-            f'{name} is one of several parts of a checkpoint: join their tensors in one file first '
+            f'{name} names the parts of a checkpoint: join their tensors in one file first '
             '(docs/checkpoints.md)'
         )
     if 'Unsupported operand 149' in str(error):  # a frame, of protocol 4 and later

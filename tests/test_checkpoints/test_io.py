@@ -313,13 +313,13 @@ def test_odd_meta_information(tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore:Detected pickle protocol')
-def test_other_pickle_protocols_and_parts_are_named(tmp_path):
+def test_other_pickle_protocols_and_an_index_are_named(tmp_path):
     torch.save(dict(a=WEIGHT), tmp_path / 'a.pth', pickle_protocol=4)
     with pytest.raises(CheckpointError, match='a.pth has a pickle protocol'):
         load_state_dict(tmp_path / 'a.pth')
     index = tmp_path / 'model.safetensors.index.json'
     index.write_text('{"weight_map": {}}')
-    with pytest.raises(CheckpointError, match='index.json is one of several parts'):
+    with pytest.raises(CheckpointError, match='index.json names the parts'):
         load_state_dict(index)
 
 

@@ -67,7 +67,8 @@ def check_schedule(runner: Runner) -> None:
                     'iterations: set by_epoch=False'
                 )
             converted = config.get('convert_to_iter_based') and 'end' not in config
-            if converted and isinstance(runner.train_loop, IterBasedTrainLoop):
+            by_iteration = isinstance(runner.train_loop, IterBasedTrainLoop)
+            if converted and by_iteration and scheduler.end < runner.train_loop.max_iters:
                 raise ValueError(
                     f'{where} ends after one epoch of the data, since train_cfg counts iterations: '
                     'set by_epoch=False without convert_to_iter_based, or end to the last epoch'

@@ -15,7 +15,6 @@ from ...ops.common.numerics import (
     accumulation_dtype,
     constant,
     is_tracing,
-    needs_gradient,
     zero_padding,
 )
 from ...ops.common.packed import PackedShapes
@@ -227,8 +226,7 @@ def rotation_angles(coords: Tensor, like: Tensor, base: float, zeros: int) -> Te
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Rotate queries or keys (B, heads, N, d) by the result of :func:`rotation_angles`."""
-    # The fast rotation has no gradient of the angles.
-    return turn(x, angles, False, is_tracing() or needs_gradient(angles))
+    return turn(x, angles, False, is_tracing())
 
 
 def _frequencies(
