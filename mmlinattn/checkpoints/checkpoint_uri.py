@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import torch
 from filelock import FileLock
 from mmengine import fileio
+from mmengine.fileio.backends import prefix_to_backends
 from mmengine.runner import checkpoint as mmengine_zoos
 
 from ..utils import has_user
@@ -72,12 +73,12 @@ def open_source(source: PathLike) -> BinaryIO:
         return open_source(known[rest])
     if scheme in ('http', 'https'):
         return download(text).open('rb')
-    try:
-        return io.BytesIO(fileio.get(text))
-    except KeyError:
+    if scheme not in prefix_to_backends:
         raise CheckpointError(
             f'{text}: MMEngine has no file backend {scheme!r}; download the file and name its path'
-        ) from None
+        )
+    try:
+        return io.BytesIO(fileio.get(text))
     except Exception as error:  # each storage client has its own exceptions
         raise CheckpointError(f'{text} cannot be read: {error}') from error
 

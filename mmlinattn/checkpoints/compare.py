@@ -263,8 +263,8 @@ def check_complete(source: PathLike, report: LoadReport) -> None:
     more = [name for name in report.unexpected if not name.startswith((*HEADS, 'ema_'))]
     if more:
         log_warning(
-            f'{source} has {len(more)} weights that the model does not have and does without: '
-            f'{shorten(more)}. Give the config it was trained with'
+            f'{source} has weights that the model lacks, which are left out: {shorten(more)}. Give '
+            'the config it was trained with'
         )
     if report.missing:
         text = '; '.join(str(report).splitlines())

@@ -86,7 +86,7 @@ def renamed(
 
 def main(args: argparse.Namespace) -> int:
     source = local_path(args.src)
-    if source is not None and source.resolve() == args.dst.expanduser().resolve():
+    if source is not None and source.resolve() == args.dst.resolve():
         raise CheckpointError(f'SRC and DST are the same file {args.dst}')
     if args.dst.exists() and not args.force:
         raise CheckpointError(f'{args.dst} is there already; --force overwrites it')

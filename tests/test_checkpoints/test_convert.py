@@ -59,7 +59,7 @@ def test_weights_that_the_model_lacks_are_logged(tmp_path, monkeypatch):
     save_checkpoint(path, dict(nn.Linear(2, 3).state_dict(), **extra), {})
     load_checkpoint(nn.Linear(2, 3), path)
     (text,) = texts
-    assert 'a.pth has 1 weights that the model does not have and does without: gamma. Give' in text
+    assert 'a.pth has weights that the model lacks, which are left out: gamma. Give' in text
 
 
 def test_other_input_channels(tmp_path):
@@ -67,8 +67,12 @@ def test_other_input_channels(tmp_path):
     error = r'The file is for images of 3 channels, the model for 4 \(in_channels\)'
     with pytest.raises(CheckpointError, match=error):
         check_fits(tmp_path / 'a.pth', nn.Conv2d(4, 8, 4))
-    with pytest.raises(CheckpointError, match='Give the arch'):
-        check_fits(tmp_path / 'a.pth', nn.Conv2d(3, 8, 2))
+    for other in (nn.Conv2d(3, 8, 2), nn.Conv2d(4, 9, 4)):
+        with pytest.raises(CheckpointError, match='Give the arch'):
+            check_fits(tmp_path / 'a.pth', other)
+    save_checkpoint(tmp_path / 'a.pth', nn.Conv2d(16, 8, 1).state_dict(), {})
+    with pytest.raises(CheckpointError, match='Give the arch'):  # no image has 16 channels
+        check_fits(tmp_path / 'a.pth', nn.Conv2d(32, 8, 1))
 
 
 def test_mmdet_1_is_refused():

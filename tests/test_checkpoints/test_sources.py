@@ -188,6 +188,8 @@ def test_a_prefix_behind_that_of_data_parallel(tmp_path):
 def test_addresses_that_name_no_file(tmp_path):
     with pytest.raises(CheckpointError, match=r"names the host 'folder': write file:///"):
         read_checkpoint('file://folder/a.pth')
+    saved(tmp_path / 'a.pth', state_dict=dict(weight=WEIGHT))
+    assert read_checkpoint(f'file://localhost{tmp_path}/a.pth')['state_dict'].keys() == {'weight'}
     with pytest.raises(CheckpointError, match="hf://a/b: MMEngine has no file backend 'hf'"):
         read_checkpoint('hf://a/b')
 

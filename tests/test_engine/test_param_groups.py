@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from mmengine.config import ConfigDict
-from mmengine.optim import build_optim_wrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from torch import nn
 
 from mmlinattn.engine.runner.param_groups import merge_groups_in_steps
@@ -63,6 +63,7 @@ def test_groups_with_equal_values_of_other_options_stay_apart():
     optimizer.add_param_group(dict(params=[nn.Parameter(torch.ones(2))], lr=0.5, weight_decay=0.25))
     for i, group in enumerate(optimizer.param_groups):
         group['param_name'] = str(i)  # of MMPretrain's layer decay
+        del group['differentiable']  # which some lack after a resume
     merge_groups_in_steps(optimizer)
     seen = []
     optimizer.register_step_pre_hook(lambda o, *_: seen.append(len(o.param_groups)))
@@ -70,6 +71,18 @@ def test_groups_with_equal_values_of_other_options_stay_apart():
     optimizer.step()
     assert a[0] == 1 - 0.5 * 0.25 and b[0] == 1 - 0.25 * 0.5
     assert seen == [2] and [group['lr'] for group in optimizer.param_groups] == [0.5, 0.25, 0.5]
+
+
+def test_options_that_are_lists_make_groups_of_their_own():
+    net = copy.deepcopy(NET)
+    optimizer = torch.optim.Adam([dict(params=[p]) for p in net.parameters()])
+    for group in optimizer.param_groups[:2]:
+        group['betas'] = [0.8, 0.9]
+    merge_groups_in_steps(optimizer)
+    seen = []
+    optimizer.register_step_pre_hook(lambda o, *_: seen.append(len(o.param_groups)))
+    optimizer.step()
+    assert seen == [3]
 
 
 def test_optimizers_of_others_stay_as_they_are():
@@ -99,6 +112,13 @@ def test_a_step_that_fails_leaves_the_groups_of_the_next_one():
     handle.remove()
     optimizer.step()
     assert optimizer.param_groups is own
+    handle = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    handle.remove()
+    optimizer.param_groups = other = [{**group, 'lr': 0.5} for group in own]  # as by a rollback
+    optimizer.step()
+    assert optimizer.param_groups is other
 
 
 @pytest.mark.parametrize('fused', [False, True])
@@ -151,6 +171,12 @@ def test_a_training_keeps_the_groups_in_its_checkpoints(tmp_path):
     again = runner(length=2, load_from=str(path), resume=True)
     again.train()
     assert again.epoch == 2
+
+
+def test_both_of_two_optimizers_merge(tmp_path):
+    wrappers = {name: OptimWrapper(torch.optim.SGD(NET.parameters(), 0.1)) for name in 'ab'}
+    built = tiny_runner(tmp_path).build_optim_wrapper(OptimWrapperDict(**wrappers))
+    assert all(len(w.optimizer._optimizer_step_pre_hooks) == 1 for w in built.values())
 
 
 def test_compiled_trainings_keep_their_groups(tmp_path):

@@ -171,6 +171,7 @@ def test_one_cycle_would_undo_other_options(tmp_path, eta_max, lr_mult, is_scale
         (None, True),
         (poly(4), False),
         (poly(4, by_epoch=True), True),
+        (poly(4, by_epoch=True, convert_to_iter_based=True), False),  # with an end
     ],
 )
 def test_schedules_that_pass(tmp_path, schedule, by_epoch):

@@ -100,7 +100,10 @@ def test_what_is_refused(trained, publish, tmp_path):
     partial = tmp_path / 'partial.pth'
     torch.save(content, partial)
     (tmp_path / f'{NAME}.yml').write_text('Models: [{Name: a, Weights: b.pth}, {Name: b}]')
+    (tmp_path / 'damaged').mkdir()
+    (tmp_path / 'damaged' / f'{NAME}.yml').write_text('Models: [')
     for checkpoint, out, message in (
+        (trained, 'damaged', f'{NAME}.yml is no entry of {NAME} alone'),
         (large, 'out', f'{name} is beyond the range of float16'),
         (partial, 'out', name),
         (trained, '', f'{NAME}.yml is no entry of {NAME} alone'),

@@ -10,7 +10,8 @@ def merge_groups_in_steps(optimizer: Optimizer) -> None:
     """Let each step of an optimizer go through one group for each set of options.
 
     With ``paramwise_cfg`` MMEngine makes a group of each parameter. An optimizer goes through its
-    groups in Python, and launches some ten kernels for each. Weights and state are the same.
+    groups in Python, and launches some ten kernels for each. Weights and state are the same. As
+    without ``paramwise_cfg``, kernels for many tensors hold temporaries of all parameters at once.
     Outside of a step, in schedules and checkpoints, the groups are as they were, but plain dicts:
     those of a config enter four functions for each option that is read. Optimizers that are not of
     ``torch.optim`` stay as they are, and fused SGD, which would confuse parameters with and without
@@ -23,12 +24,11 @@ def merge_groups_in_steps(optimizer: Optimizer) -> None:
         return
     optimizer.merges_groups = True  # type: ignore[attr-defined]  # its own mark
     optimizer.param_groups = [{**group} for group in optimizer.param_groups]
-    own: List[list] = []  # not empty in a step, and after one that has failed
+    own: List[list] = []  # in a step, and after one that has failed: the groups, and merged ones
 
     def merge(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not own:
-            own.append(optimizer.param_groups)
-        (groups,) = own
+        groups = optimizer.param_groups
+        groups = own[0] if own and groups is own[1] else groups
         # Constructors add options of their own, such as the name of a parameter.
         options = itemgetter(*[name for name in optimizer.defaults if name in groups[0]])
         found: Dict[Any, dict] = {}
@@ -36,16 +36,17 @@ def merge_groups_in_steps(optimizer: Optimizer) -> None:
             key = options(group)
             try:
                 same = found.get(key)
-            except TypeError:  # a list, such as the betas of a config
-                key = repr(key)
-                same = found.get(key)
+            except TypeError:  # an option is a list: a group of its own
+                key, same = id(group), None
             if same is None:
                 same = found[key] = {**group, 'params': []}
             same['params'] += group['params']
         optimizer.param_groups = [*found.values()]
+        own[:] = [groups, optimizer.param_groups]
 
     def restore(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        optimizer.param_groups = own.pop()
+        optimizer.param_groups, _ = own
+        own.clear()
 
     optimizer.register_step_pre_hook(merge)
     optimizer.register_step_post_hook(restore)

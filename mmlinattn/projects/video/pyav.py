@@ -30,8 +30,8 @@ class Video:
 
     Attributes:
         num_frames: number of frames that the file shows. They are decoded only if it does not say.
-        fps: mean number of frames per second, or None if the file does not say. Where its mean is
-            neither stated nor found by decoding, as in FLV, it is the nominal rate.
+        fps: frames per second, or None if the file does not say: the mean rate, in some formats
+            (FLV) the nominal one.
 
     Raises:
         ImportError: PyAV is not installed.

@@ -45,7 +45,9 @@ class GeneratorDiscriminatorConstructor(DefaultOptimWrapperConstructor):
                 f'{type(model).__name__} has none'
             )
         own = parts.pop(DISCRIMINATOR, None)
-        generator = nn.ModuleDict(parts)
+        generator = nn.Module()
+        for name, part in parts.items():
+            generator.add_module(name, part)
         for name, parameter in model.named_parameters(recurse=False):
             generator.register_parameter(name, parameter)
         wrappers = dict(generator=super().__call__(generator))

@@ -85,6 +85,19 @@ def test_frames_at_irregular_times(tmp_path, name):
     assert video.fps == pytest.approx(12 / 2.6, rel=0.1)
 
 
+def test_rounded_times_keep_the_rate(tmp_path):
+    av = pytest.importorskip('av', **NEEDS_AV)
+    with av.open(str(tmp_path / 'a.mkv'), 'w') as container:
+        stream = container.add_stream('mpeg4', Fraction(30000, 1001))
+        stream.height, stream.width = 24, 32
+        for _ in range(4):
+            container.mux(
+                stream.encode(av.VideoFrame.from_ndarray(np.zeros((24, 32, 3), np.uint8)))
+            )
+        container.mux(stream.encode())
+    assert Video(str(tmp_path / 'a.mkv')).fps == 30000 / 1001
+
+
 # By 90, 180 and 270 degrees, and a matrix that is no rotation.
 @pytest.mark.parametrize('a, b', [(0, 1), (-1, 0), (0, -1), (0, 0)])
 def test_rotates_frames_as_opencv(tmp_path, a, b):

@@ -266,6 +266,14 @@ def test_images_that_are_not_from_0_to_1_end_a_training(inputs, found):
         model.train_step(dict(inputs=inputs), optimizers(model))
 
 
+def test_the_range_of_images_is_asked_once(monkeypatch):
+    model, asked = build().train(), []
+    monkeypatch.setattr(model, '_check_range', asked.append)
+    for _ in range(2):
+        model.train_step(batch(), optimizers(model))
+    assert len(asked) == 1
+
+
 def test_a_model_in_bfloat16():
     torch.manual_seed(0)
     model, image = build(discriminator=None).eval(), torch.rand(1, 3, SIDE, SIDE)
