@@ -144,6 +144,8 @@ def check_qkv(
     for name, x in (('k', k), ('v', v)):
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(f'{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}')
+    if key_padding_mask is None:
+        return
     check_padding_mask(key_padding_mask, of_k[0], of_k[2])
-    if key_padding_mask is not None and key_padding_mask.device != q.device:
+    if key_padding_mask.device != q.device:
         raise ValueError(f'key_padding_mask is on {key_padding_mask.device}, q is on {q.device}')

@@ -175,7 +175,8 @@ def _run(
             name = 'packed' if rotary is None else 'rotary'
             rest = 'has the positions of one map; it must be None with cross=True'
             raise ValueError(f'{name} {rest}')
-        check_packed(packed, q, mask, 2, 'q')
+        if packed is not None:
+            check_packed(packed, q, mask, 2, 'q')
         check_rotary(rotary, q, packed)
     if not isinstance(options.feature_map, str) or options.feature_map not in FEATURE_MAPS:
         get_feature_map(options.feature_map)  # raises
