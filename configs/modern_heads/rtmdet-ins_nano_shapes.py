@@ -10,7 +10,7 @@ model = dict(
     bbox_head=dict(
         type='RTMDetInsSepBNHead',
         loss_mask=dict(type='DiceLoss', loss_weight=2.0, eps=5e-6, reduction='mean'),
-    )
+    ),
 )
 optim_wrapper = dict(paramwise_cfg=dict(bypass_duplicate=True))  # levels share convolutions
 # Without objects in a batch the loss does not depend on the kernels of masks.
