@@ -73,7 +73,7 @@ class KeyBiaslessLinear(nn.Linear):
 
     def effective_bias(self) -> Tensor:
         """Return the bias with zeros for the keys."""
-        is_key = constant(_is_key, self.bias.device, self.in_features, len(self.bias))
+        is_key = constant(_is_key, self.bias.device, self.in_features, self.out_features)
         return self.bias.masked_fill(is_key, 0)
 
     def forward(self, x: Tensor) -> Tensor:
