@@ -46,7 +46,9 @@ def test_equals_mmpretrain(size, out_type):
 def test_unsupported_weights_raise():
     with pytest.raises(CheckpointError, match='blocks.0.attn.rel_pos'):
         convert({'blocks.0.attn.rel_pos': torch.zeros(1)}, source='vit')
-    with pytest.raises(CheckpointError, match='has a class or distillation token, but no pos_embed'):
+    with pytest.raises(
+        CheckpointError, match='has a class or distillation token, but no pos_embed'
+    ):
         convert({'backbone.dist_token': torch.zeros(1, 1, 32)}, source='deit')
 
 
