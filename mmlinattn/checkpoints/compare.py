@@ -55,8 +55,8 @@ def other_shapes(mismatched: Sequence[Mismatch]) -> str:
             'The model has a gate beside queries, keys and values, the file has none: add '
             "gate=None to attn_cfg, as in attn_cfg=dict(type='RALA', gate=None)"
         )
-    elif len(mismatched) == 1 and _input_channels(*mismatched[0][1:]):
-        theirs, ours = _input_channels(*mismatched[0][1:])
+    elif len(mismatched) == 1 and (channels := _input_channels(*mismatched[0][1:])):
+        theirs, ours = channels
         cure = f'The file is for images of {theirs} channels, the model for {ours} (in_channels)'
     elif all(name.startswith(HEADS) for name, *_ in mismatched):
         cure = (

@@ -44,7 +44,8 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     Returns:
         the content in MMEngine's layout, on the CPU: ``state_dict``, ``meta``, and the remaining
         entries (``optimizer``, ``message_hub``, ...). The weights are taken from ``state_dict``,
-        ``model``, ``model_ema``, ``net`` or the top level, whichever comes first.
+        ``model``, ``model_ema``, ``net`` or the top level, whichever comes first, and lose the
+        prefix ``module.``.
         ``meta['config']`` is omitted, because MMEngine would run it as Python when resuming. The
         old ``CLASSES`` and ``PALETTE`` become ``meta['dataset_meta']``.
 
@@ -87,18 +88,16 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
     if source.startswith('mmcls://'):
         # MMEngine applies the same rule to this zoo of classifiers.
         weights = {k[9:]: v for k, v in weights.items() if k.startswith('backbone.')}
+    # MMEngine removes the prefix of DataParallel, but not where ``init_cfg`` has another one.
+    if any(str(name).startswith('module.') for name in weights):
+        weights = {re.sub(r'^module\.', '', str(name)): value for name, value in weights.items()}
     return dict(content, state_dict=weights, meta=meta)
 
 
 @CheckpointLoader.register_scheme(prefixes=(SAFE, 'mmlinattn://'), force=True)
 def load_from_safe_source(filename: str, map_location: Any = None) -> Dict[str, Any]:
     """Let MMEngine read ``safe://SOURCE`` and ``mmlinattn://NAME`` by :func:`read_checkpoint`."""
-    content = read_checkpoint(filename)
-    weights = content['state_dict']
-    if any(str(name).startswith('module.') for name in weights):
-        # MMEngine removes it from whole files alone, not where init_cfg has a prefix.
-        content['state_dict'] = {re.sub(r'^module\.', '', str(k)): v for k, v in weights.items()}
-    return content
+    return read_checkpoint(filename)
 
 
 def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
@@ -108,8 +107,7 @@ def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]
         source: see :func:`read_checkpoint`.
 
     Returns:
-        name -> tensor, on the CPU, without the prefix ``module.``; and ``meta`` reduced to plain
-        types.
+        name -> tensor, on the CPU; and ``meta`` reduced to plain types.
 
     Raises:
         FileNotFoundError, CheckpointError: see :func:`read_checkpoint`.
@@ -130,13 +128,13 @@ def load_state_dict(source: PathLike) -> Tuple[Dict[str, Tensor], Dict[str, Any]
 
 
 def weights_of(content: Mapping, source: PathLike) -> Dict[str, Tensor]:
-    """Return the weights from :func:`read_checkpoint` without the prefix ``module.``."""
+    """Return the weights from :func:`read_checkpoint`, tensors alone."""
     weights = content['state_dict']
     tensors = {k: v for k, v in weights.items() if isinstance(v, Tensor)}
     if len(tensors) < len(weights):
         rest = [str(name) for name in weights if name not in tensors]
         warnings.warn(f'{source}: ignored entries that are no tensors: {rest[:5]}', stacklevel=2)
-    return {re.sub(r'^module\.', '', str(k)): v for k, v in tensors.items()}
+    return {str(k): v for k, v in tensors.items()}
 
 
 def damaged_part(file: BinaryIO) -> str:

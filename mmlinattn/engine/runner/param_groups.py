@@ -17,8 +17,8 @@ def merge_groups_in_steps(optimizer: Optimizer) -> None:
     ``torch.optim`` stay as they are, and fused SGD, which would confuse parameters with and without
     a momentum. A second call does nothing.
     """
-    own_kind = not type(optimizer).__module__.startswith('torch.optim.')
-    if own_kind or getattr(optimizer, 'merges_groups', False):
+    foreign = not type(optimizer).__module__.startswith('torch.optim.')
+    if foreign or getattr(optimizer, 'merges_groups', False):
         return
     if isinstance(optimizer, SGD) and optimizer.defaults.get('fused'):
         return
