@@ -108,6 +108,46 @@ def test_weights_and_statistics_are_those_of_the_definition(tmp_path):
     assert all(value.equal(content['state_dict'][k]) for k, value in recorder.states[-1].items())
 
 
+class ManyTensors(Net):
+    """Weights that two layers share, a table that is not saved, and a buffer that is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
+        self.layers[1].weight = self.layers[0].weight
+        self.register_buffer('table', torch.ones(2), persistent=False)
+        self.register_buffer('running', torch.zeros(2))
+
+    def change(self) -> None:
+        for x in [*self.parameters(), self.norm.running_mean, self.table]:
+            x.data.add_(torch.randn_like(x))
+        self.norm.num_batches_tracked += 1
+        self.running = self.running + 1
+
+
+@pytest.mark.parametrize('interval', [1, 2])
+def test_one_operation_averages_all_tensors(interval):
+    torch.manual_seed(0)
+    model = ManyTensors()
+    options = dict(momentum=0.1, update_buffers=True, interval=interval)
+    average = MODELS.build(dict(ModelEMAHook(**options).ema_cfg, model=model))
+    average.steps.fill_(1)
+    expected = {k: v.clone() for k, v in average.module.state_dict().items()}
+    assert {'running', 'layers.1.weight'} < set(expected) and 'table' not in expected
+    for step in range(1, 5):
+        model.change()
+        with torch.profiler.profile() as profile:
+            average.update_parameters(model)
+        names = [event.name for event in profile.events()]
+        for name, new in model.state_dict().items():
+            if name != 'norm.num_batches_tracked' and step % interval == 0:
+                expected[name] += 0.1 * (new - expected[name])
+        assert names.count('aten::_foreach_lerp_') == (step % interval == 0)
+    assert average.steps == 5 and average.module.table.equal(torch.ones(2))
+    for name, value in average.module.state_dict().items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+
+
 def test_both_are_scored_and_the_best_of_both_is_kept(tmp_path):
     # From 0.5 the average with a decay of 0.5 is 0.75, 0.5, 2.25, 1.375: the best is the third.
     # That of the weights themselves is the first.
