@@ -24,10 +24,10 @@ def released_ravlt(file: Path) -> nn.Module:
     """Return RAVLT-S of detection, built by the code of ``file``."""
     layers = importlib.import_module('timm.layers')
     names = ('DropPath', 'to_2tuple', 'trunc_normal_')
-    _replace('timm.models.layers', **{name: getattr(layers, name) for name in names})
-    _replace('timm.models.registry', register_model=lambda function: function)
-    _replace('fvcore')
-    _replace('fvcore.nn', FlopCountAnalysis=None, flop_count_table=None)
+    _stub_if_missing('timm.models.layers', **{name: getattr(layers, name) for name in names})
+    _stub_if_missing('timm.models.registry', register_model=lambda function: function)
+    _stub_if_missing('fvcore')
+    _stub_if_missing('fvcore.nn', FlopCountAnalysis=None, flop_count_table=None)
     source = file.read_text()
     for old, new in REPLACED.items():
         source = source.replace(old, new)
@@ -40,7 +40,7 @@ def released_ravlt(file: Path) -> nn.Module:
     )  # fmt: skip
 
 
-def _replace(name: str, **values: object) -> None:
+def _stub_if_missing(name: str, **values: object) -> None:
     """Provide a module that is not installed."""
     try:
         importlib.import_module(name)

@@ -184,3 +184,12 @@ def _segformer_b2(setup: Setup) -> Baselines:
     models = _segformers(setup, 'b2', LevelwiseSegformerHead, **theirs)
     image = setup.image()
     return {name: Baseline.of_module(model, image) for name, model in models.items()}
+
+
+@case('dinov3-s', 'backbone', 'DINOv3-S with 64 cores and with its own softmax attention.')
+def _dinov3(setup: Setup) -> Baselines:
+    from mmlinattn.models.backbones import ViT
+
+    image = setup.image()
+    models = {OURS: ViT('dinov3-s', 'CoreAttention'), 'softmax attention': ViT('dinov3-s')}
+    return {name: Baseline.of_module(setup.module(model), image) for name, model in models.items()}

@@ -23,6 +23,7 @@ class Model:
     Args:
         config: path in ``configs/``, or ``'mmdet::'`` or ``'mmseg::'`` and a path in theirs.
         backbone: options of the backbone to replace.
+        head: options of the decode head to replace.
         released: file of :func:`released_ravlt`, whose model replaces the backbone.
     """
 
@@ -30,6 +31,7 @@ class Model:
     hw_shape: Tuple[int, int] = (800, 1344)
     batch: int = 2
     backbone: Dict[str, Any] = field(default_factory=dict)
+    head: Dict[str, Any] = field(default_factory=dict)
     released: Optional[Path] = None
 
     def build(self, device: torch.device) -> Any:
@@ -44,6 +46,8 @@ class Model:
                 folder = Path(str(import_module(package).__file__)).parent / '.mim/configs'
             cfg = load_config(str(folder / path))
             cfg.model.backbone.update(self.backbone)
+            if self.head:
+                cfg.model.decode_head.update(self.head)
             model = initial_model(cfg, device=str(device))
             if self.released:
                 model.backbone = released_ravlt(self.released).to(device)
@@ -53,10 +57,14 @@ class Model:
 
 
 RWGKA, RALA = (dict(attn_cfg=MIT_ATTENTIONS[name]) for name in ('RWGKA', 'RALA'))
+HEAD = dict(type='SegformerHead', channels=256)  # of MMSegmentation
 RAVLT = Model('ravlt/mask-rcnn_ravlt-s_fpn_1x_coco.py')
+LEVELWISE = dict(type='mmlinattn.models.decode_heads.LevelwiseSegformerHead')
 TINY = {
     'Faster R-CNN RAVLT-nano': Model('ravlt/faster-rcnn_ravlt-nano_bccd.py', (64, 96), 1),
-    'SegFormer-B0 RWGKA': Model('segformer/segformer_mit-b0_shapes.py', (64, 64), 1, RWGKA),
+    'SegFormer-B0 RWGKA': Model(
+        'segformer/segformer_mit-b0_shapes.py', (64, 64), 1, RWGKA, LEVELWISE
+    ),
 }
 
 
@@ -70,6 +78,9 @@ def _segformers(arch: str) -> Dict[str, Model]:
         found[f'{name} RWGKA, {at}'] = replace(ours, backbone=RWGKA)
         found[f'{name} RALA without gate, {at}'] = replace(ours, backbone=RALA)
         found[f'{name} of MMSegmentation, {at}'] = replace(ours, config=f'mmseg::{file}')
+        # Tells what of the difference is the head.
+        theirs = replace(ours, head=HEAD)
+        found[f"{name} with MMSegmentation's head, {at}"] = theirs
     return found
 
 

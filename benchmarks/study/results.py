@@ -102,7 +102,7 @@ def page(results: Results, images: Path) -> str:
 def table(results: Results) -> List[str]:
     """Return the results in Markdown: tables, gaps with their reasons, rates and facts."""
     lines = [line for part in _tables(results) for line in (*part, '')]
-    gaps = _gaps(results)
+    gaps = _refused_and_failed(results)
     return [*lines, *_rates(results), *gaps, *[''] * bool(gaps), *_made_with(results)]
 
 
@@ -175,8 +175,8 @@ def _rates(results: Results) -> List[str]:
     return [f'{words}: {"; ".join(found)}.', '']
 
 
-def _gaps(results: Results) -> List[str]:
-    """Return one line per gap of the tables, and the notes of the grid."""
+def _refused_and_failed(results: Results) -> List[str]:
+    """Return a line for each refused or failed cell of the tables, and the notes of the grid."""
     reasons: Dict[str, List[str]] = {}
     for point, why in results.grid.refused.items():
         reasons.setdefault(why.split(';')[0], []).append(f'`{point}`')

@@ -236,7 +236,7 @@ class Predictor:
 
 
 def _bgr(image: Image.Image) -> np.ndarray:
-    """Return the pixels of a PIL image as those of its file; 16 bits become their upper 8."""
+    """Convert a PIL image to BGR uint8, as cv2.imread returns it; of 16 bits the upper 8 remain."""
     if image.mode.startswith(('I', 'F')):
         values = np.asarray(image)
         if image.mode == 'F' or values.min() < 0 or values.max() > 65535:

@@ -46,6 +46,7 @@ def open_source(source: PathLike) -> BinaryIO:
 
     Raises:
         FileNotFoundError: no such file.
+        IsADirectoryError: the path is a folder.
         CheckpointError: the download fails, the model zoo lacks the name, the scheme is unknown,
             or the URL contains a user or a password.
     """

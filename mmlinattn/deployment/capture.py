@@ -59,7 +59,7 @@ def least_side(name: str, stride: int, coarsest: int, dynamic: bool) -> int:
 def check_shape(
     shape: Sequence[int], stride: int, dynamic: bool, coarsest: int, formats: Sequence[str]
 ) -> None:
-    """Raise ValueError unless height and width are multiples of the stride and large enough."""
+    """Raise ValueError unless the sides are multiples of the stride within the formats' limits."""
     height, width = shape
     for name in formats:
         least = least_side(name, stride, coarsest, dynamic)

@@ -28,7 +28,7 @@ def use_exported(cfg: Config, path: str) -> None:
 def load_exported(
     cfg: Config, path: str, device: str = 'cpu'
 ) -> Tuple['ExportedModel', Dict[str, Any]]:
-    """Return the model of an exported file, and its classes as a checkpoint has them.
+    """Return the model of an exported file, and ``dict(dataset_meta=dict(classes=...))``.
 
     It predicts as the model of :func:`mmlinattn.engine.model.load_model` does.
 
@@ -89,6 +89,7 @@ class ExportedModel(BaseModel):
 
         Raises:
             FileError: the file does not take the size.
+            ValueError: another mode.
         """
         if mode != 'predict':
             raise ValueError(f'an exported file predicts, it has no mode {mode!r}')

@@ -32,7 +32,7 @@ class Format(NamedTuple):
 
 @contextlib.contextmanager
 def _onnx_errors() -> Iterator[None]:
-    """Name the operator that ONNX lacks; torch's message has a page, and this in the last line."""
+    """Raise FormatError with the last line of torch's message: the operator that ONNX lacks."""
     try:
         yield
     except torch.onnx.OnnxExporterError as error:

@@ -122,7 +122,7 @@ class Distiller(BaseModel):
         return errors
 
     def output_errors(self, images: Tensor, data_samples: Optional[list]) -> Dict[str, Tensor]:
-        """Return the error of each output of the last part with replaced attentions."""
+        """Return the relative error of each output of the last part with replaced attentions."""
         last = self.parts[-1]
         with torch.no_grad():
             inputs = inputs_of(self.teacher, last, images, data_samples)

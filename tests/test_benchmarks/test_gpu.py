@@ -14,7 +14,7 @@ import torch
 from benchmarks import gpu, jobs
 from benchmarks.cases import Setup
 from benchmarks.cases.problems import OPERATORS, TIMED, Problem
-from benchmarks.gpu_suite import checks
+from benchmarks.gpu_suite import checks, models
 
 pytest.importorskip('triton')
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
@@ -45,6 +45,20 @@ def test_tiny_run_of_all_sections_and_resume(tmp_path, monkeypatch):
     assert DEVICE.type == 'cuda' or 'left (needs a GPU)' in text
     monkeypatch.setattr(jobs, 'run_job', lambda *_: pytest.fail('runs again'))
     assert main(tmp_path, '--only', *done) == 0
+
+
+def test_one_segformer_has_the_head_of_mmsegmentation():
+    """It tells what of the difference to MMSegmentation is the head."""
+    found = models.models(jobs.Session(DEVICE, False))
+    for arch in ('B0', 'B2'):
+        ours, theirs = (
+            found[f'SegFormer-{arch} {name}, 1024x1024'].build(DEVICE)
+            for name in ("with MMSegmentation's head", 'of MMSegmentation')
+        )
+        assert type(ours.backbone).__name__ == 'MixTransformer' != type(theirs.backbone).__name__
+        assert type(ours.decode_head) is type(theirs.decode_head)
+        shapes = [[p.shape for p in m.decode_head.parameters()] for m in (ours, theirs)]
+        assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize(

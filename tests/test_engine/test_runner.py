@@ -226,14 +226,14 @@ def test_the_best_checkpoint_of_a_copied_work_directory(tmp_path):
     runner = SimpleNamespace(
         work_dir=str(copy), hooks=[CheckpointHook()], message_hub=SimpleNamespace(runtime_info=info)
     )
-    module._find_best_checkpoints(runner)
+    module._relocate_best_checkpoints(runner)
     kept = {'best_ckpt': str(copy / 'a.pth'), 'best_ckpt_y': None, 'other': str(first / 'c.pth')}
     assert info == kept
     info.update(best_ckpt=str(copy / 'removed.pth'))  # nothing to remove
-    module._find_best_checkpoints(runner)
+    module._relocate_best_checkpoints(runner)
     assert info['best_ckpt'] == str(copy / 'removed.pth')
     runner.hooks, info['best_ckpt'] = [CheckpointHook(out_dir='elsewhere')], 'elsewhere/copy/a.pth'
-    module._find_best_checkpoints(runner)
+    module._relocate_best_checkpoints(runner)
     assert info['best_ckpt'] == 'elsewhere/copy/a.pth'
 
 

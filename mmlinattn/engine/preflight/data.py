@@ -196,7 +196,7 @@ def check_list(dataset: Any) -> Iterator[Finding]:
 
 
 def unread_files(datasets: Sequence[Any]) -> Iterator[Finding]:
-    """Yield what segmentation and classification sets without lists of files do not read."""
+    """Find the folders with images or maps that data sets without lists of files do not read."""
     kinds = {(dataset.data_prefix.get(name), ends, what) for dataset in datasets
              if hasattr(dataset, 'img_suffix') and isinstance(dataset.data_prefix, dict)
              for name, ends, what in (

@@ -47,7 +47,8 @@ STACKS = ('SegDataPreProcessor', 'ClsDataPreprocessor', 'ImgDataPreprocessor')
 class PluginRunner(Runner):
     """MMEngine's Runner with checks before work, used by the command lines.
 
-    It trains as MMEngine's Runner does, but for ``--auto-scale-lr`` (:meth:`scale_lr`).
+    It trains as MMEngine's Runner does, but for ``--auto-scale-lr`` (:meth:`scale_lr`). A step of
+    the optimizer merges parameter groups of equal options (:mod:`.param_groups`).
 
     - Checkpoints are read by :func:`mmlinattn.checkpoints.read_checkpoint`, which runs no code:
       ``load_from``, ``resume`` and each ``init_cfg``.
@@ -160,7 +161,7 @@ class PluginRunner(Runner):
         with schedule_of_config(self):
             super().resume(*args, **kwargs)
             _check_optimizers(self)
-        _find_best_checkpoints(self)
+        _relocate_best_checkpoints(self)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
         if isinstance(loop, BaseLoop):
@@ -306,11 +307,11 @@ class PluginRunner(Runner):
         return super().wrap_model(model_wrapper_cfg, model)
 
 
-def _find_best_checkpoints(runner: Runner) -> None:
-    """Name the best checkpoints in the work directory of a resumed training.
+def _relocate_best_checkpoints(runner: Runner) -> None:
+    """Set the recorded paths of the best checkpoints to files of this work directory, or drop them.
 
-    After a better score MMEngine removes the file that is named. In a copy of a work directory this
-    would be the file of the original.
+    After a better score MMEngine removes the file that is recorded. In a copy of a work directory
+    this would be the file of the original.
     """
     moved = any(isinstance(h, CheckpointHook) and h.out_dir is not None for h in runner.hooks)
     info = runner.message_hub.runtime_info

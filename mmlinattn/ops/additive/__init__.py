@@ -31,7 +31,7 @@ def additive_attention(
         key_padding_mask: (B, N) bool, True = padding.
         cross: keys are other tokens than queries and values, (B, heads, M, d); the mask (B, M) is
             theirs.
-        backend: ``'auto'``, ``'reference'``, ``'torch'`` or ``'triton'``.
+        backend: ``'auto'``, ``'reference'`` or ``'torch'``; it has no kernels.
 
     Returns:
         (B, heads, N, d) in the dtype of ``q``, before the paper's last projection and residual.
