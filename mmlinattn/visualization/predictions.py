@@ -27,8 +27,12 @@ def draw_prediction(
     visualizer: Any
     options: Dict[str, Any]
     if 'pred_instances' in sample:
+        from mmdet.structures import DetDataSample
         from mmdet.visualization import DetLocalVisualizer
 
+        found = sample.pred_instances
+        if 'masks' in found:  # its code fails if all of them are empty
+            sample = DetDataSample(pred_instances=found[found.masks.flatten(1).any(1)])
         visualizer = DetLocalVisualizer()
         options = dict(pred_score_thr=min_score - 1e-6)  # scores must be larger
     elif 'pred_sem_seg' in sample:

@@ -50,6 +50,8 @@ def test_weights_of_another_network():
     foreign.pop('foreign.a')
     with pytest.raises(CheckpointError, match='another shape than those of --source swin: unflat'):
         convert(foreign, 'swin')
+    with pytest.raises(CheckpointError, match='of --source smca: len.. of a 0-d tensor'):
+        convert({'class_embed.bias': torch.tensor(0.0)}, 'smca')
 
 
 def test_weights_that_the_model_lacks_are_logged(tmp_path, monkeypatch):

@@ -1,16 +1,18 @@
 """Misspelt options, anywhere in a config, are found before any work; others are left alone."""
 
+import inspect
 import re
 import sys
 
 import pytest
 from mmcv.ops import nms
 from mmengine.config import Config
+from mmengine.runner import Runner
 
 from mmlinattn.cli.test import set_pictures
 from mmlinattn.deployment.detectors import check_nms
 from mmlinattn.engine.config import load_config
-from mmlinattn.engine.preflight.options import check_options, nearest
+from mmlinattn.engine.preflight.options import TOP_LEVEL, check_options, nearest
 from mmlinattn.engine.training_setup import use_amp
 from tests.test_tools.conftest import CONFIGS
 
@@ -373,3 +375,9 @@ def test_types_may_be_python_classes(tmp_path, monkeypatch):
     set_pictures(cfg, str(tmp_path))
     assert cfg.default_hooks.visualization.out_dir == str(tmp_path)
     check_nms(dict(nms=dict(type=nms, iou_threshold=0.5), nms_pre=9, max_per_img=9), 'test_cfg')
+
+
+def test_names_that_the_runner_reads_are_known():
+    read = re.findall(r"self\.cfg\.get\(\s*'(\w+)'", inspect.getsource(Runner))
+    assert {'sync_bn', 'activation_checkpointing'} <= {*read}
+    assert {*read, *inspect.signature(Runner).parameters} - {'cfg'} <= TOP_LEVEL

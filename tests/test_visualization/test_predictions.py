@@ -1,6 +1,7 @@
 """Pictures of predictions."""
 
 import numpy as np
+import pytest
 import torch
 from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData, PixelData
@@ -23,6 +24,18 @@ def test_labels_of_one_pixel():
     """MMSegmentation's code takes a torch.bool of one pixel for an index."""
     sample = SegDataSample(pred_sem_seg=PixelData(data=torch.ones(1, 1, 1).long()))
     assert draw_prediction(IMAGE[:1, :1], sample, 'xyz', PALETTE).tolist() == [[[150, 50, 50]]]
+
+
+@pytest.mark.parametrize('filled', [(), (1,)])
+def test_objects_with_empty_masks_are_left_out(filled):
+    masks = torch.zeros(2, 20, 30, dtype=torch.bool)
+    masks[list(filled), 5:15, 5:25] = True
+    found = InstanceData(
+        labels=torch.tensor([1, 2]), bboxes=torch.zeros(2, 4), scores=torch.zeros(2), masks=masks
+    )
+    sample = DetDataSample(pred_instances=found)
+    drawn = draw_prediction(IMAGE, sample, 'xyz', PALETTE, min_score=0.0).astype(int)
+    assert (drawn != 100).any() == bool(filled) and len(sample.pred_instances) == 2
 
 
 def test_objects_that_are_unsure_are_left_out():

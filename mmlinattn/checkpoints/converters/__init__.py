@@ -119,7 +119,7 @@ def convert(
         tensors, left_out = SOURCES[source](state_dict)
     except UnknownKeys as error:
         raise CheckpointError(_what_it_is(state_dict, source) or str(error)) from error
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f'a tensor has another shape than those of --source {source}: {reason}'

@@ -94,7 +94,8 @@ TOP_LEVEL = {
     'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
     'visualizer', 'log_processor', 'log_level', 'launcher', 'env_cfg', 'experiment_name',
     'default_scope', 'data_preprocessor', 'model_wrapper_cfg', 'find_unused_parameters', 'compile',
-    'runner_type', 'strategy', 'model', 'tta_model', 'tta_pipeline', 'custom_imports',
+    'runner_type', 'strategy', 'sync_bn', 'activation_checkpointing', 'efficient_conv_bn_eval',
+    'model', 'tta_model', 'tta_pipeline', 'custom_imports',
 }  # fmt: skip
 
 
