@@ -103,7 +103,7 @@ def test_the_plugins_of_the_page_of_videos(root, framework):
 
 def test_the_attention_of_the_contributing_page(root):
     kind = example(root / 'CONTRIBUTING.md', 'MeanAttention')
-    slow = ('info', 'compiles', 'exports', 'backbones')
+    slow = ('registered', 'compiles', 'exports', 'backbones')
     rules = [name for name in ATTENTION_RULES if name not in slow]
     with pytest.raises(AssertionError, match='MeanAttention breaks rules.\n\nquery_pos: '):
         check_attention(kind, rules=rules)

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..models.backbones import RAVLT, ViT
 from ..models.layers import (
-    AttentionInfo,
     AttnCfg,
     BaseAttention,
     TokenLayout,
@@ -126,10 +125,9 @@ def constructor(case: AttentionCase) -> None:
 
 
 @ATTENTION_RULES.add
-def info(case: AttentionCase) -> None:
-    """Check that the class is in MMEngine's root registry MODELS and has an AttentionInfo."""
+def registered(case: AttentionCase) -> None:
+    """Check that the class is in MMEngine's root registry MODELS."""
     kind = type(case.attn)
-    require(isinstance(kind.info, AttentionInfo), f'{kind.__name__}.info is {kind.info!r}')
     require(kind in MODELS.module_dict.values(), f'{kind.__name__} is not in MODELS of MMEngine')
 
 
@@ -298,13 +296,12 @@ def packed_images(case: AttentionCase) -> None:
 def uses_positions(attn: BaseAttention) -> bool:
     """Return True if the output depends on the positions of the tokens."""
     parts = attn.lepe, getattr(attn, 'position', None)
-    needs_map = attn.info is None or attn.info.needs_map
-    return attn.rotary or needs_map or any(part is not None for part in parts)
+    return attn.rotary or attn.needs_map or any(part is not None for part in parts)
 
 
 @ATTENTION_RULES.add
 def permutation(case: AttentionCase) -> None:
-    """Check that permuted tokens have permuted outputs, unless info.needs_map or an option."""
+    """Check that permuted tokens have permuted outputs, unless needs_map or an option."""
     if uses_positions(case.attn):
         return
     x, mask = case.tokens(), case.padding()
@@ -436,7 +433,7 @@ def exports(case: AttentionCase) -> None:
     dims = {
         i: Dim(name, min=low, max=4096) for i, name, low in ((0, 'b', 1), (2, 'h', 4), (3, 'w', 4))
     }
-    any_size = bool(case.attn.info and case.attn.info.any_export_size)
+    any_size = case.attn.any_export_size
     try:
         program = export(model, (maps[0],), dynamic_shapes=(dims,))
     except ValueError as error:
@@ -444,7 +441,7 @@ def exports(case: AttentionCase) -> None:
             raise
         maps, program = maps[:1], export(model, (maps[0],))
     else:
-        require(any_size, 'it exports with dynamic sizes, but info has any_export_size=False')
+        require(any_size, 'it exports with dynamic sizes, but any_export_size is False')
     content = io.BytesIO()
     torch.export.save(program, content)
     with warnings.catch_warnings():

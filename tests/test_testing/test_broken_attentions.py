@@ -7,7 +7,6 @@ from torch import nn
 
 from mmlinattn.models.backbones import RAVLT, Swin
 from mmlinattn.models.layers import (
-    AttentionInfo,
     BaseAttention,
     TokenLayout,
     map_to_tokens,
@@ -22,7 +21,6 @@ from tests import more_rules
 class Sound(BaseAttention):
     """Linear attention with features elu + 1, which keeps every rule."""
 
-    info = AttentionInfo('linear attention', 'O(N d^2)', 'O(N d)', 'none', 'in tests')
     backends = ('auto',)
 
     def features(self, q, k, layout):
@@ -93,7 +91,7 @@ class NewNoise(Sound):
 class Convolved(Sound):
     """Keys with a convolution over the map."""
 
-    info = AttentionInfo('', '', '', '', '', needs_map=True)
+    needs_map = True
     supports_extra_tokens = False
 
     def __init__(self, embed_dims, num_heads, **kwargs):
@@ -296,8 +294,8 @@ class WithoutDefault(Sound):
         super().__init__(embed_dims, num_heads, **kwargs)
 
 
-class WithoutInfo(Sound):
-    info = None
+class Unregistered(Sound):
+    pass
 
 
 class PositionsOfQueriesAlone(Sound):
@@ -323,7 +321,7 @@ class MixesPackedImages(Sound):
 
 
 class ConvolvesUnsaid(Convolved):
-    info = Sound.info
+    needs_map = False
 
 
 class ReturnsFloat32(Sound):
@@ -335,8 +333,9 @@ class ReturnsFloat32(Sound):
 
 
 BROKEN = [
-    (WithoutDefault, 'constructor'), (WithoutInfo, 'info'), (ChangesDtype, 'shape_and_dtype'),
-    (ChangesX, 'shape_and_dtype'), (NeedsContiguous, 'strides'), (WrongBackward, 'gradients'),
+    (WithoutDefault, 'constructor'), (Unregistered, 'registered'),
+    (ChangesDtype, 'shape_and_dtype'), (ChangesX, 'shape_and_dtype'),
+    (NeedsContiguous, 'strides'), (WrongBackward, 'gradients'),
     (Detaches, 'gradients'), (UnusedParameter, 'gradients'), (IgnoresQueryPos, 'query_pos'),
     (AddsQueryPosToValues, 'query_pos'),
     (IgnoresMask, 'padding'), (CountsPadding, 'padded_map'), (WrongOrder, 'padded_map'),
@@ -354,7 +353,7 @@ BROKEN = [
     (StateOutside, 'state_dict'), (BreaksGraph, 'compiles'), (FixedSize, 'exports'),
     (RejectsOptions, 'backbones'),
 ]  # fmt: skip
-SLOW = ('info', 'compiles', 'exports', 'backbones')  # the classes here are not registered
+SLOW = ('registered', 'compiles', 'exports', 'backbones')  # the classes here are not registered
 QUICK = [rule for rule in ATTENTION_RULES if rule not in SLOW]
 
 
@@ -397,9 +396,9 @@ def test_every_rule_has_a_broken_attention():
 
 def test_message():
     with pytest.raises(AssertionError) as error:
-        check_attention(IgnoresMask, rules=['padding', 'strides', 'info'])
+        check_attention(IgnoresMask, rules=['padding', 'strides', 'registered'])
     text = str(error.value)
-    assert text.startswith('IgnoresMask breaks rules.\n\ninfo: ') and 'strides' not in text
+    assert text.startswith('IgnoresMask breaks rules.\n\nregistered: ') and 'strides' not in text
     assert 'IgnoresMask is not in MODELS of MMEngine' in text
     assert 'output of a real token: ' in text and 'Greatest absolute difference' in text
     with pytest.raises(AssertionError) as error:

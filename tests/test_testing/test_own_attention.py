@@ -10,7 +10,7 @@ from torch import nn
 
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config
-from mmlinattn.models.layers import AttentionInfo, BaseAttention
+from mmlinattn.models.layers import BaseAttention
 from mmlinattn.testing import ATTENTION_RULES, BACKBONE_RULES, check_attention, check_backbone
 from tests.more_rules import SMALL
 
@@ -61,7 +61,7 @@ def test_the_attention_on_the_map_of_the_page(root):
     exec(f'class Mixed(BaseAttention):\n{method}', names)
 
     class Mixed(names['Mixed']):
-        info = AttentionInfo('', 'O(N d)', 'O(N d)', '', '', needs_map=True)
+        needs_map = True
 
         def __init__(self, embed_dims, num_heads, **kwargs):
             super().__init__(embed_dims, num_heads, **kwargs)
@@ -70,7 +70,15 @@ def test_the_attention_on_the_map_of_the_page(root):
             )
 
     # Queries and keys are not read.
-    skipped = ('gradients', 'query_pos', 'extra_tokens', 'info', 'compiles', 'exports', 'backbones')
+    skipped = (
+        'gradients',
+        'query_pos',
+        'extra_tokens',
+        'registered',
+        'compiles',
+        'exports',
+        'backbones',
+    )
     check_attention(Mixed, rules=[name for name in ATTENTION_RULES if name not in skipped])
 
 

@@ -2,7 +2,6 @@
 
 from .additive import AdditiveAttention
 from .agent import AgentAttention
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .biased_softmax import BiasedSoftmaxAttention
 from .build import AttnCfg, AttnCfgs, build_attention, init_layers, registered_subclasses
@@ -41,8 +40,8 @@ from .vssd import VSSDAttention
 from .window import WindowAttention
 
 __all__ = [
-    'MALA', 'MLP', 'RALA', 'RWGKA', 'RWGKP', 'AdditiveAttention', 'AgentAttention', 'AttentionInfo',
-    'AttnCfg', 'AttnCfgs', 'BaseAttention', 'BiasedSoftmaxAttention', 'CPULinear', 'ConvFFN',
+    'MALA', 'MLP', 'RALA', 'RWGKA', 'RWGKP', 'AdditiveAttention', 'AgentAttention', 'AttnCfg',
+    'AttnCfgs', 'BaseAttention', 'BiasedSoftmaxAttention', 'CPULinear', 'ConvFFN',
     'ConvProjectionAttention', 'CoreAttention', 'CoreCoordinates', 'EfficientAttention',
     'EnhancedLinearAttention', 'FeatureMap', 'FocusedLinearAttention', 'GatedPositionalAttention',
     'HydraAttention', 'InLineAttention', 'LinearAngularAttention', 'LinearAttention',

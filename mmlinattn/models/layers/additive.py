@@ -7,7 +7,6 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops import additive_attention
-from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 
 
@@ -32,13 +31,6 @@ class AdditiveAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='k * v_i + q_i, q and k: means by softmax(w_q . q_i) and softmax(w_k . (q * k_i))',
-        time='O(N d)',
-        memory='O(N d)',
-        source='FViT, after Wu et al., Fastformer, 2021',
-        use='low cost: each token scales its channels by two global vectors',
-    )
     cross_values = 'queries'
 
     def __init__(self, embed_dims: int, num_heads: int, **kwargs) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ...ops.common.checks import check_sides, check_square
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import axis_weights, pool_tokens
 from .softmax import softmax_attention
@@ -56,14 +55,7 @@ class AgentAttention(BaseAttention):
         torch.Size([2, 720, 64])
     """
 
-    info = AttentionInfo(
-        formula='softmax(q a^T + B2) softmax(a k^T + B1) v + dwconv(v), a: cell means of q',
-        time='O(N M d)',
-        memory='O(N M)',
-        source='Han et al., ECCV 2024',
-        use='softmax weights at linear cost, with learnt positions that follow the map size',
-        needs_map=True,
-    )
+    needs_map = True
     backends = ('auto',)
 
     def __init__(

@@ -13,7 +13,6 @@ from ...ops.common.packed import PackedShapes
 from ...ops.common.rotary import Rotary, rotated
 from ...utils.suggest import unknown_option
 from . import attention_checks as checks
-from .attention_info import AttentionInfo
 from .linear_projection import apply_dropout, linear_parts
 from .packed_images import attend_by_image, attends_at_once, forward_by_image
 from .rotary import RotaryCoordinates
@@ -49,7 +48,9 @@ class BaseAttention(BaseModule):
         backend: backend of the operator, see :mod:`mmlinattn.ops.common.dispatch`.
 
     Attributes:
-        info: formula, cost and source of the attention.
+        needs_map: the output depends on the positions of the tokens on the map.
+        any_export_size: ``torch.export`` and ONNX files take any height and width; False if the
+            attention, with its default options, calls :func:`require_static_size`.
         applies_rotary: True if :meth:`attend` applies rotary position itself.
         projections: layers that released weights map to; the backbone initialises them.
         backbone_options: options that the backbone provides when the config does not set them.
@@ -64,7 +65,8 @@ class BaseAttention(BaseModule):
             head dim, an option has a wrong value, or the attention does not support it.
     """
 
-    info: Optional[AttentionInfo] = None
+    needs_map = False
+    any_export_size = True
     applies_rotary = False
     projections: Tuple[str, ...] = ('in_proj', 'lepe', 'proj')
     backbone_options: Tuple[str, ...] = ('proj_drop',)

@@ -7,7 +7,6 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops.common.checks import check_sides
-from .attention_info import AttentionInfo
 from .relative_position_bias import RelativePositionBias
 from .softmax import SoftmaxAttention, softmax_attention
 from .token_layout import TokenLayout
@@ -38,14 +37,7 @@ class BiasedSoftmaxAttention(SoftmaxAttention):
         torch.Size([2, 30, 32])
     """
 
-    info = AttentionInfo(
-        formula='sum_j softmax_j(q_i . k_j/sqrt d + b_ij) v_j, b_ij of the relative position',
-        time='O(N^2 d)',
-        memory='O(N^2)',
-        source='Liu et al., Swin, ICCV 2021; Zhang et al., ViL, ICCV 2021',
-        use="the last stages of ViL's released models with relative positions; quadratic",
-        needs_map=True,
-    )
+    needs_map = True
     cross_values = None
     backbone_options = (*SoftmaxAttention.backbone_options, 'map_size', 'num_extra_tokens')
 

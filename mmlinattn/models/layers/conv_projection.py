@@ -7,7 +7,6 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .softmax import SoftmaxAttention
 from .token_layout import convolve_tokens
@@ -36,14 +35,7 @@ class ConvProjectionAttention(SoftmaxAttention):
         torch.Size([2, 31, 32])
     """
 
-    info = AttentionInfo(
-        formula='softmax(q_i . k_j/sqrt C) v_j of depth-wise convolutions of x, k and v strided',
-        time='O(N^2 d / 4)',
-        memory='O(N d)',
-        source='Wu et al., CvT, ICCV 2021',
-        use='released CvT weights; quadratic',
-        needs_map=True,
-    )
+    needs_map = True
     backbone_options = BaseAttention.backbone_options
     cross_values = None
     unsupported_options = ('rotary', 'lepe', 'gate')

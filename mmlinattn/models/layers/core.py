@@ -20,7 +20,6 @@ from ...ops.common.numerics import (
 from ...ops.common.packed import PackedShapes
 from ...ops.common.rotary import turn
 from ...utils import check_integer
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .linear_projection import apply_dropout
 from .packed_images import forward_by_image
@@ -80,15 +79,7 @@ class CoreAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='cores: softmax over M cores and N tokens; tokens: softmax over the M cores',
-        time='O(N M d)',
-        memory='O(N d)',
-        source='Song et al., VECA, 2026',
-        use='plain ViTs at high resolution: all tokens share a few cores that read the image',
-        needs_map=True,
-    )
-
+    needs_map = True
     coordinates: RotaryCoordinates
     backends = ('auto',)  # SDPA chooses its kernel itself
     backbone_options = (*BaseAttention.backbone_options, 'own_cores')

@@ -2,7 +2,6 @@
 
 from mmengine.registry import MODELS
 
-from .attention_info import AttentionInfo
 from .linear import LinearAttention
 
 
@@ -26,14 +25,6 @@ class EfficientAttention(LinearAttention):
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
     """
-
-    info = AttentionInfo(
-        formula='softmax_channels(q_i) . sum_j softmax_tokens(k)_j v_j^T',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Shen et al., WACV 2021',
-        use='no parameters and no normaliser; each channel of k is a global attention map',
-    )
 
     def __init__(self, embed_dims: int, num_heads: int, **kwargs) -> None:
         # The normaliser is 1, or 0 if all keys are padding; a small eps changes neither.

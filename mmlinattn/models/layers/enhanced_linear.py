@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ...ops import linear_attention
 from ...utils import check_integer, check_number
-from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .token_layout import map_to_tokens, unpadded_map
 
@@ -41,14 +40,7 @@ class EnhancedLinearAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='ReLU linear attention over heads of q, k, v and of their 5x5 aggregations',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Cai et al., ICCV 2023',
-        use='dense prediction that needs local detail; convolutions before the attention',
-        needs_map=True,
-    )
+    needs_map = True
     supports_extra_tokens = False
     unsupported_options = ('rotary', 'lepe', 'gate')
 

@@ -2,7 +2,6 @@
 
 from mmengine.registry import MODELS
 
-from .attention_info import AttentionInfo
 from .linear import LinearAttention
 
 
@@ -36,15 +35,7 @@ class FocusedLinearAttention(LinearAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='linear attention with phi(x) = |r|/|r^p| r^p, r = ReLU(x), + dwconv(v)',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Han et al., ICCV 2023',
-        use='sharper weights than ReLU or elu+1 at the cost of two norms',
-        packed='at once',
-        needs_map=True,
-    )
+    needs_map = True
 
     def __init__(
         self,

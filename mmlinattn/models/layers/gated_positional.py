@@ -8,7 +8,6 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .softmax import SoftmaxAttention
 
@@ -39,14 +38,7 @@ class GatedPositionalAttention(SoftmaxAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='(1-s) softmax(q_i . k_j/sqrt d) v_j + s softmax(p . r_ij) v_j, s = sigmoid(gate)',
-        time='O(N^2 d)',
-        memory='O(N d)',
-        source="d'Ascoli et al., ICML 2021",
-        use='small maps and small datasets: starts as a convolution; quadratic',
-        needs_map=True,
-    )
+    needs_map = True
     backbone_options = BaseAttention.backbone_options
     cross_values = None
     supports_extra_tokens = False

@@ -4,7 +4,6 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...ops.common.numerics import accumulation_dtype, no_autocast, zero_padding
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import l2_normalize
 
@@ -31,13 +30,6 @@ class HydraAttention(BaseAttention):
     """
 
     backends = ('auto',)
-    info = AttentionInfo(
-        formula='q_i/|q_i| * sum_j k_j/|k_j| * v_j, norms over all channels',
-        time='O(N d)',
-        memory='O(N d)',
-        source='Bolya et al., ECCVW 2022',
-        use='lowest cost: a single global vector; in the last layers of a ViT',
-    )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout) -> Tensor:
         dtype, mask = accumulation_dtype(v.dtype), layout.key_padding_mask

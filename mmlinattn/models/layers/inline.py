@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ...ops import unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, is_exporting, is_tracing, no_autocast
-from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .token_layout import local_position, neighbours
 
@@ -52,14 +51,7 @@ class InLineAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='q (sum_j (k_j - mean k) v_j^T) / N + mean(v) + conv(v), kernel from mean(x)',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Han et al., NeurIPS 2024',
-        use='no division, so no small normaliser; a local convolution that adapts to the image',
-        needs_map=True,
-    )
+    needs_map = True
     backends = ('auto',)
     unsupported_options = ('lepe', 'gate')
 

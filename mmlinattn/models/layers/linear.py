@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ...ops import linear_attention
 from ...utils import check_number
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import FixedFeatures, build_feature_map
 from .positions import build_position
@@ -45,15 +44,6 @@ class LinearAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='phi(q_i) . sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j))',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Katharopoulos et al., ICML 2020',
-        use='the baseline of linear attentions, by default with the learnt features of Ripple; '
-        "its source has feature_map='elu+1'",
-        packed='at once',
-    )
     cross_values = 'keys'
 
     def __init__(

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ...ops import linear_attention, unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, no_autocast
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import l2_normalize
 
@@ -47,14 +46,7 @@ class LinearAngularAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='u_i/|u_i| + dwconv(v), u_i = v_i/2 + q^_i . sum_j k^_j v_j^T / pi',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='You et al., CVPR 2023',
-        use='bounded outputs for any scale of q and k; released form, or the kernel of the paper',
-        needs_map=True,
-    )
+    needs_map = True
 
     def __init__(
         self, embed_dims: int, num_heads: int, form: str = 'released', lepe: int = 3, **kwargs

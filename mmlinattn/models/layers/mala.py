@@ -8,7 +8,6 @@ from torch import Tensor
 from ...ops import mala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
 from ...utils import check_number
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 
 
@@ -39,16 +38,7 @@ class MALA(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='(1 + 1/z) q (sum k v) / N - z mean(v), z = q . mean(k); rotary, dwconv(v), gate',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Fan et al., ICCV 2025',
-        use='successor of RALA by its authors: sharper weights at the same cost; released weights '
-        'have softmax attention in the last two stages',
-        needs_map=True,
-        packed='at once',
-    )
+    needs_map = True
     applies_rotary = True  # the operator rotates features; z has none
     cross_values = 'keys'
 

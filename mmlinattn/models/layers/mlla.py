@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from ...ops import linear_attention
 from ...utils import check_number
-from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .rotary import check_rotary_over_heads, rotary_over_heads
 
@@ -44,14 +43,7 @@ class MLLAAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='linear attention by elu+1, v = x, no output layer; rotary over all heads, dwconv',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Han et al., NeurIPS 2024',
-        use='half the projections; in the block of MLLA, which gates it; released weights',
-        needs_map=True,
-    )
+    needs_map = True
     applies_rotary = True  # the operator rotates features, in the numerator only
     projections = ('in_proj', 'lepe')
     unsupported_options = ('gate',)

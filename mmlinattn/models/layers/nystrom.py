@@ -6,7 +6,6 @@ from torch import Tensor
 from ...ops import nystrom_attention
 from ...ops.common.checks import check_square
 from ...utils import check_integer
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import axis_weights, cell_masks, pool_tokens
 
@@ -39,14 +38,7 @@ class NystromAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v + dwconv(v), ~: cell means',
-        time='O(N M d + M^3)',
-        memory='O(N d + M^2)',
-        source='Xiong et al., AAAI 2021',
-        use='approximates softmax attention, also with its weights, at high resolution',
-        needs_map=True,
-    )
+    needs_map = True
 
     def __init__(
         self,

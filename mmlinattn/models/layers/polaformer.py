@@ -8,7 +8,6 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ...utils import check_number
-from .attention_info import AttentionInfo
 from .feature_maps import FeatureMap
 from .linear import LinearAttention
 
@@ -87,14 +86,7 @@ class PolaFormerAttention(LinearAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='[q+k+ + q-k- on v_1, q-k+ + q+k- on v_2], normalised powers; dwconv(v), gate',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Meng et al., ICLR 2025',
-        use='keeps products of negative channels, which ReLU drops; learnt sharpness',
-        needs_map=True,
-    )
+    needs_map = True
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from ...ops import rala_attention
 from ...ops.common.feature_maps import feature_map as get_feature_map
 from ...utils import check_integer, check_number
 from ...utils.errors import InputError
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .token_layout import require_static_size
 
@@ -47,16 +46,7 @@ class RALA(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='linear attention, keys times N softmax_j(mean(q) . k_j); rotary, dwconv(v), gate',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Fan et al., CVPR 2025',
-        use='detection and segmentation at high resolution; released weights '
-        'have softmax attention in the last two stages',
-        needs_map=True,
-        packed='at once',
-    )
+    needs_map = True
     cross_values = 'keys'
     applies_rotary = True  # the operator rotates features, in the numerator only
 

@@ -11,7 +11,6 @@ from ...ops import random_walk_attention
 from ...ops.common.numerics import is_static
 from ...ops.random_walk import check_walk
 from ...utils import check_integer
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .pooling import axis_weights, pool_tokens, pool_tokens_dynamic, pooling_grid
 
@@ -89,13 +88,6 @@ class RWGKA(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), learnt anchors B',
-        time='O(N M (d + M) + M^3)',
-        memory='O(N d + M^2)',
-        source='"Improving vision attention with random walk graph kernel"',
-        use='segmentation, instead of spatial reduction; weights sum to 1',
-    )
     cross_values = 'keys'
 
     def __init__(
@@ -135,14 +127,7 @@ class RWGKP(RandomWalkAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='(1-l) sum_n l^n A^(n+1) v, A = softmax(q B^T) softmax(B k^T), pooled anchors B',
-        time='O(N M (d + M) + M^3)',
-        memory='O(N d + M^2)',
-        source='"Improving vision attention with random walk graph kernel"',
-        use='as RWGKA, without parameters; lower in two of five small comparisons',
-        needs_map=True,
-    )
+    needs_map = True
 
     def __init__(
         self, embed_dims: int, num_heads: int, num_anchors: int = 64, *args, **kwargs
@@ -197,14 +182,6 @@ class SlinearAttention(RandomWalkAttention):
         >>> attn(torch.randn(2, 12 * 20, 64), hw_shape=(12, 20)).shape
         torch.Size([2, 240, 64])
     """
-
-    info = AttentionInfo(
-        formula='A v, A = softmax_channels(q) softmax_tokens(k)^T; or a walk of more steps on A',
-        time='O(N d^2 + d^3)',
-        memory='O(N d + d^2)',
-        source='"Improving vision attention with random walk graph kernel"',
-        use='baseline of RWGKA without anchors; steps=1, 2 or None for any length',
-    )
 
     def __init__(self, embed_dims: int, num_heads: int, steps: Optional[int] = 1, **kwargs) -> None:
         super().__init__(embed_dims, num_heads, steps=steps, **kwargs)

@@ -11,7 +11,6 @@ from ...ops import ripple_attention, stick_breaking
 from ...ops.common.numerics import constant
 from ...ops.ripple import check_groups, check_threshold, fixed_weights
 from ...utils import check_integer, check_number
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .feature_maps import build_feature_map
 
@@ -59,14 +58,7 @@ class RippleAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='linear attention, weight w_g(i) for the keys of ring g around the query',
-        time='O(N R^2 d)',
-        memory='O(N d)',
-        source='Zheng et al., ICML 2022',
-        use='learns a weight per distance for each token; R rings, computed by tiles',
-        needs_map=True,
-    )
+    needs_map = True
     backends = (*BaseAttention.backends, 'tile', 'sat')
 
     def __init__(

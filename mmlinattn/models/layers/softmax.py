@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...ops.common.checks import check_padding_mask, check_rate
 from ...ops.common.numerics import is_exporting
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .linear_projection import KeyBiaslessLinear
 
@@ -32,13 +31,6 @@ class SoftmaxAttention(BaseAttention):
         torch.Size([2, 30, 32])
     """
 
-    info = AttentionInfo(
-        formula='sum_j softmax_j(q_i . k_j/sqrt d) v_j',
-        time='O(N^2 d)',
-        memory='O(N d)',
-        source='Vaswani et al., NeurIPS 2017',
-        use='the baseline; best on small maps, up to a few hundred tokens',
-    )
     backbone_options = (*BaseAttention.backbone_options, 'rotary', 'lepe', 'gate', 'key_bias')
     cross_values: Optional[str] = 'keys'
     backends = ('auto',)  # SDPA chooses its kernel itself

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ...ops.common.numerics import zero_padding
 from ...utils import check_integer
-from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .softmax import SoftmaxAttention
 from .token_layout import map_to_tokens, tokens_to_map
@@ -38,14 +37,7 @@ class SpatialReductionAttention(SoftmaxAttention):
         torch.Size([2, 30, 32])
     """
 
-    info = AttentionInfo(
-        formula='softmax(q_i . k_j/sqrt d) v_j, k and v of cells of R x R tokens; default R = 1',
-        time='O(N^2 d / R^2)',
-        memory='O(N d)',
-        source='Xie et al., SegFormer, NeurIPS 2021',
-        use='released SegFormer weights; quadratic',
-        needs_map=True,
-    )
+    needs_map = True
     projections = (*BaseAttention.projections, 'sr')
     backbone_options = (*BaseAttention.backbone_options, 'sr_ratio')
     cross_values = None

@@ -17,7 +17,6 @@ from ...ops.common.numerics import (
     zero_padding,
 )
 from ...ops.common.rotary import rotated
-from .attention_info import AttentionInfo
 from .base import BaseAttention, TokenLayout
 from .linear_projection import linear_parts
 from .rotary import check_rotary_over_heads, rotary_over_heads
@@ -60,14 +59,7 @@ class TTTAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='[F(q), conv(q)], F(x) = (x W1) silu(x W2); W after one step on -F(k_j) . v_j',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Han et al., CVPR 2026',
-        use='an inner model that each image trains; linear in all stages of HViTTT',
-        needs_map=True,
-    )
+    needs_map = True
     applies_rotary = True  # over all heads, and not in the convolution
     backends = ('auto', 'torch')
     projections = ('in_proj', 'proj')

@@ -8,7 +8,6 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...utils import check_integer
-from .attention_info import AttentionInfo
 from .relative_position_bias import RelativePositionBias
 from .softmax import SoftmaxAttention, softmax_attention
 from .token_layout import TokenLayout
@@ -44,15 +43,8 @@ class VisionLongformerAttention(SoftmaxAttention):
         torch.Size([2, 121, 32])
     """
 
-    info = AttentionInfo(
-        formula='softmax(q_i . k_j/sqrt d) v_j over 3 x 3 windows of R x R tokens and extra tokens',
-        time='O(N R^2 d)',
-        memory='O(N d)',
-        source='Zhang et al., ViL, ICCV 2021',
-        use='released ViL weights; distant tokens interact only through extra tokens',
-        needs_map=True,
-        any_export_size=False,
-    )
+    needs_map = True
+    any_export_size = False
     cross_values = None
     backbone_options = (
         *SoftmaxAttention.backbone_options, 'window_size', 'relative_bias', 'num_extra_tokens'

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ...ops import unnormalised_attention
 from ...ops.common.numerics import accumulation_dtype, no_autocast, zero_padding
 from ...utils import check_integer
-from .attention_info import AttentionInfo
 from .base import BaseAttention, Projected, TokenLayout
 from .linear_projection import linear_parts
 from .token_layout import convolve_tokens
@@ -52,14 +51,7 @@ class VSSDAttention(BaseAttention):
         torch.Size([2, 240, 64])
     """
 
-    info = AttentionInfo(
-        formula='LN(q_i . sum_j softplus(dt_j) e^A k_j v_j^T + D v_i) z_i, SiLU(dwconv) on q, k, v',
-        time='O(N d^2)',
-        memory='O(N d)',
-        source='Shi et al., VSSD, 2024',
-        use='Mamba-2 without causal order: each token weighs itself for all queries; 2.5x as wide',
-        needs_map=True,
-    )
+    needs_map = True
     backends = ('auto',)
     unsupported_options = ('rotary', 'lepe', 'gate')
 

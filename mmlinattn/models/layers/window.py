@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ...ops.common.numerics import constant
 from ...utils import check_integer
-from .attention_info import AttentionInfo
 from .linear_projection import PLAIN, projection_bias
 from .relative_position_bias import relative_position_index
 from .softmax import SoftmaxAttention, softmax_attention
@@ -49,15 +48,8 @@ class WindowAttention(SoftmaxAttention):
         torch.Size([2, 120, 32])
     """
 
-    info = AttentionInfo(
-        formula='softmax(q_i . k_j/sqrt d + b_ij) v_j in windows of R x R tokens',
-        time='O(N R^2 d)',
-        memory='O(N d)',
-        source='Liu et al., Swin, ICCV 2021',
-        use='released Swin weights; no token attends beyond its window',
-        needs_map=True,
-        any_export_size=False,
-    )
+    needs_map = True
+    any_export_size = False
     cross_values = None
     supports_extra_tokens = False
     backbone_options = (*SoftmaxAttention.backbone_options, 'window_size', 'shift')

@@ -9,7 +9,6 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ...models.layers.attention_info import AttentionInfo
 from ...ops.common.numerics import accumulation_dtype, no_autocast
 
 
@@ -57,14 +56,6 @@ class NonLocalBlock(BaseModule):
         >>> torch.equal(NonLocalBlock(16, mode='dot_product')(x), x)  # at initialisation
         True
     """
-
-    info = AttentionInfo(
-        formula='x_i + W_z sum_j f(x_i, x_j) g(x_j) / C, four kinds of f',
-        time='O(N d^2), O(N log N d), O(N^2 d)',
-        memory='O(N d)',
-        source='Wang et al., CVPR 2018',
-        use='block for a CNN, as a neck or a plugin; dot_product for large maps',
-    )
 
     def __init__(
         self,

@@ -159,9 +159,9 @@ def check_clip(attn: BaseAttention) -> None:
     An attention that needs no map does. One that sets ``takes_clips`` is called with
     ``hw_shape=(T, H, W)``, all others with (T H, W).
     """
-    name, info = type(attn).__name__, type(attn).info
+    name = type(attn).__name__
     takes_clips = getattr(attn, 'takes_clips', False)
-    if not takes_clips and not isinstance(attn, STACKABLE) and info and info.needs_map:
+    if not takes_clips and not isinstance(attn, STACKABLE) and attn.needs_map:
         other = 'ClipRippleAttention' if name == 'RippleAttention' else 'another attention'
         raise ValueError(
             f'{name} depends on positions in a 2D map and does not support clips of several '

@@ -90,7 +90,7 @@ def exported(model, args):
 @pytest.mark.parametrize('name', some(DYNAMIC, every=2))
 def test_dynamic_sizes(name):
     options = dict(ATTENTIONS[name])
-    check_attention(options.pop('type'), rules=['info', 'exports'], **options)
+    check_attention(options.pop('type'), rules=['registered', 'exports'], **options)
 
 
 @pytest.mark.slow
