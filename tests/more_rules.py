@@ -151,7 +151,7 @@ def attention_init_cfg(case: BackboneCase) -> None:
 def attention_per_stage(case: BackboneCase) -> None:
     """attn_cfg takes one attention per stage (per layer in a ViT)."""
     other = 'RALA' if case.attention.__name__ != 'RALA' else 'SoftmaxAttention'
-    count = case.model.count_stages()
+    count = len(case.model.drop_paths)
     cfgs = [case.attn_cfg if i % 2 else other for i in range(count)]
     model = case.build(attn_cfg=cfgs)
     for i in range(model.num_built):

@@ -7,8 +7,8 @@ import torch
 from mmengine.model import ModuleList
 from torch import Tensor, nn
 
-from ...utils import check_integer
-from ..layers import AttnCfgs, expand_attn_cfg, map_to_tokens, tokens_to_map
+from ...utils import check_integer, check_number
+from ..layers import AttnCfgs, map_to_tokens, tokens_to_map
 from ..layers.residual import drop_path_rates
 from .base import Backbone, Part
 from .patch_embed import prepend_tokens
@@ -40,14 +40,11 @@ class HierarchicalBackbone(Backbone):
         arch_may_be_zero: keys of an architecture whose values can be 0.
 
     Inputs:
-        (B, in_channels, H, W).
+        (B, in_channels, H, W) of any size, unless a subclass says otherwise.
 
     Returns:
-        tuple of maps (B, C_i, H_i, W_i), contiguous, or (B, C_i) with another ``out_type``.
-
-    Raises:
-        ValueError: the architecture or an option value is unknown.
-        KeyError: the attention is unknown.
+        tuple of maps (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous,
+        or (B, C_i) with another ``out_type``.
     """
 
     stages: ModuleList
@@ -70,20 +67,15 @@ class HierarchicalBackbone(Backbone):
         arch, count = super()._architecture(arch), self.num_stages
         for name in set(arch) - {'drop_path_rate'}:
             value, place = arch[name], f'arch[{name!r}]'
-            arch[name] = values = (value,) * count if isinstance(value, Real) else value
+            values = (value,) * count if isinstance(value, Real) else value
             if not isinstance(values, (list, tuple)) or len(values) != count:
                 raise ValueError(f'{place} must have {count} values, got {value!r}')
-            if not all(isinstance(of, Real) and float(of) >= 0 for of in values):
-                raise ValueError(f'{place} must be positive numbers, got {value!r}')
-            if 0 in values and name not in self.arch_may_be_zero:
-                raise ValueError(f'{place} must be positive, got {value!r}')
+            may_be_zero = name in self.arch_may_be_zero
             if name in INTEGERS:
-                least = 0 if name in self.arch_may_be_zero else 1
-                arch[name] = tuple(check_integer(place, of, least) for of in values)
+                arch[name] = tuple(check_integer(place, of, int(not may_be_zero)) for of in values)
+            else:
+                arch[name] = tuple(check_number(place, of, above=not may_be_zero) for of in values)
         return arch
-
-    def count_stages(self) -> int:
-        return self.num_stages
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
         return drop_path_rates(rate, self.arch['depths'])
@@ -105,11 +97,11 @@ class HierarchicalBackbone(Backbone):
             options: options of all blocks.
         """
         sizes = [self.arch[name][i] for name in ('embed_dims', 'num_heads', 'mlp_ratios')]
-        cfgs = expand_attn_cfg(self.attn_cfgs[i], len(self.drop_paths[i]), 'layer')
-        blocks = ModuleList()
+        first, blocks = sum(map(len, self.drop_paths[:i])), ModuleList()
         for j, rate in enumerate(self.drop_paths[i]):
-            block_options = (odd_block_options or {}) if j % 2 else {}
-            blocks.append(block(*sizes, cfgs[j], drop_path=rate, **options, **block_options))
+            more = odd_block_options if j % 2 and odd_block_options else {}
+            attn_cfg = self.layer_attn_cfgs[first + j]
+            blocks.append(block(*sizes, attn_cfg, drop_path=rate, **options, **more))
         self.stages.append(blocks)
 
     def downsample_layer(self, i: int) -> nn.Module:

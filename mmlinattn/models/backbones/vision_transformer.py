@@ -180,7 +180,7 @@ class ViT(Backbone):
         self.layers = ModuleList(
             self.build_layer(
                 dims, options.num_heads, options.mlp_ratio,
-                _with_rotary(self.attn_cfgs[i], options.rotary), *self.drop_paths[i],
+                _with_rotary(self.layer_attn_cfgs[i], options.rotary), *self.drop_paths[i],
                 eps=options.norm_eps, ffn=options.ffn, act=options.act,
                 layer_scale_init=options.layer_scale_init, key_bias=options.key_bias,
                 **(dict(cpe=True) if options.cpe else {}),
@@ -225,9 +225,6 @@ class ViT(Backbone):
         for name in ('embed_dims', 'num_heads', 'depth', 'patch_size'):
             arch[name] = check_integer(f'arch[{name!r}]', arch[name])
         return arch
-
-    def count_stages(self) -> int:
-        return self.arch['depth']
 
     def stochastic_depth(self, rate: float) -> List[List[float]]:
         return drop_path_rates(rate, (1,) * self.arch['depth'])

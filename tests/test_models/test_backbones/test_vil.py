@@ -133,8 +133,11 @@ def test_positions_of_another_size_are_resized(capsys):
     'options, message',
     [
         (dict(arch=dict(TINY, embed_dims=(8, 12, 15, 20))), 'must be even'),
-        (dict(arch=dict(TINY, global_tokens=-1)), r"arch\['global_tokens'\] must be positive"),
-        (dict(arch=dict(TINY, depths=(1, 1, 0, 1))), r"arch\['depths'\] must be positive"),
+        (dict(arch=dict(TINY, global_tokens=-1)), r"\['global_tokens'\] .* at least 0, got -1"),
+        (
+            dict(arch=dict(TINY, depths=(1, 1, 0, 1))),
+            r"\['depths'\] must be a positive integer, got 0",
+        ),
         (dict(position='none'), r"position must be one of \('absolute', 'relative'\), got 'none'"),
         (dict(window_size=(7, 7)), r'window_size must be a positive integer, or .* got \(7, 7\)'),
         (dict(window_size=None), 'window_size must be a positive integer, or .* got None'),
