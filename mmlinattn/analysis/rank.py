@@ -8,13 +8,14 @@ keys that linear attention keeps in place of the keys and values, and the output
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..models.layers import MALA, RALA, BaseAttention, LinearAttention, MLLAAttention
-from ..models.layers.attend_calls import Call, calls_of, method_replaced
+from ..models.layers.attend_calls import Call, calls_of
 from ..models.layers.rotary import rotary_over_heads
 from ..ops.linear.options import LinearOptions
 from ..ops.linear.reference import kv_sum as kv_sum_reference
@@ -141,7 +142,7 @@ def _operator_call(
         taken.append((q, k, v, LinearOptions(**{name: options[name] for name in names})))
         return weigh(q, k, v, **options)
 
-    with method_replaced(attn, 'weigh', keep):
+    with patch.object(attn, 'weigh', keep):
         attn.attend(*call)
     return taken[0]
 

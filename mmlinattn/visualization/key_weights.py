@@ -4,6 +4,7 @@ import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import ContextManager, Dict, Sequence, Tuple, Union
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -14,7 +15,7 @@ from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 
 from ..models.layers import AdditiveAttention, BaseAttention, RippleAttention
-from ..models.layers.attend_calls import Call, calls_of, method_replaced
+from ..models.layers.attend_calls import Call, calls_of
 from .files import save_figure
 
 # One key in 200 gets full colour: a single large weight would make all others pale.
@@ -108,12 +109,12 @@ def stride_of(
     return side // (calls[0].tokens.hw_shape[0] if calls else maps[-1].shape[-2])
 
 
-def _held_rings(attn: BaseAttention) -> ContextManager[None]:
+def _held_rings(attn: BaseAttention) -> ContextManager[object]:
     """Hold ring weights constant, although they are computed from the values."""
     if not isinstance(attn, RippleAttention):
         return nullcontext()
     logits = attn.logits
-    return method_replaced(attn, 'logits', lambda v: logits(v).detach())
+    return patch.object(attn, 'logits', lambda v: logits(v).detach())
 
 
 def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, ContextManager, Iterator, Union
+from unittest.mock import patch
 
 import torch
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
@@ -10,7 +11,6 @@ from mmengine.registry import OPTIM_WRAPPERS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ...models.layers.attend_calls import method_replaced
 from ..model import unwrapped
 
 DTYPES = ('bfloat16', 'float16')
@@ -82,7 +82,7 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
             yield
 
 
-def _autocast(module: nn.Module, name: str, dtype: torch.dtype) -> ContextManager[None]:
+def _autocast(module: nn.Module, name: str, dtype: torch.dtype) -> ContextManager[object]:
     method = getattr(module, name)
 
     @wraps(method)
@@ -90,7 +90,7 @@ def _autocast(module: nn.Module, name: str, dtype: torch.dtype) -> ContextManage
         with torch.autocast('cpu', dtype=dtype):
             return tree_map(_to_float32, method(*args, **kwargs))
 
-    return method_replaced(module, name, wrapped)
+    return patch.object(module, name, wrapped)
 
 
 def _to_float32(value: Any) -> Any:

@@ -1,9 +1,10 @@
 """Queries, keys and values that an attention gets, while a model runs."""
 
 from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Iterator, List, NamedTuple
+from typing import Callable, ContextManager, Iterator, List, NamedTuple
+from unittest.mock import patch
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import BaseAttention, TokenLayout
 
@@ -17,20 +18,7 @@ class Call(NamedTuple):
     tokens: TokenLayout
 
 
-@contextmanager
-def method_replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Replace a method of this one module inside the block."""
-    outer = vars(module).get(name)
-    setattr(module, name, method)
-    try:
-        yield
-    finally:
-        delattr(module, name)
-        if outer is not None:
-            setattr(module, name, outer)
-
-
-def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> ContextManager[None]:
+def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> ContextManager[object]:
     """Call ``watch`` before each call of :meth:`BaseAttention.attend` inside the block.
 
     Its tensors are detached. Images of different sizes that are packed may come one by one.
@@ -41,7 +29,7 @@ def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> Contex
         watch(Call(q.detach(), k.detach(), v.detach(), layout))
         return attend(q, k, v, layout)
 
-    return method_replaced(attn, 'attend', watched)
+    return patch.object(attn, 'attend', watched)
 
 
 @contextmanager

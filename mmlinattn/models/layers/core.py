@@ -60,7 +60,6 @@ class CoreAttention(BaseAttention):
     own, which read the tokens before the tokens read them; extra tokens have no position there.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         num_cores: M. A checkpoint with more cores loads its first M.
         nested: train ``ViT`` with a random number of cores, a multiple of this divisor of M, so
             that the first cores also work alone; 0 for all cores.
@@ -68,7 +67,7 @@ class CoreAttention(BaseAttention):
             ``shift=0.08``; the last two change the coordinates of the tokens in training.
         zero_frequencies: share of the angles, of the slowest, that are 0.
         own_cores: False if the backbone carries the cores; ``ViT`` sets it.
-        kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
 
     Raises:
         ValueError: an option is out of range, or ``coords`` are missing.
@@ -137,7 +136,8 @@ class CoreAttention(BaseAttention):
                 else 'coords must be None for a layer with cores of its own (own_cores=True)'
             )
         if layout.packed is not None:
-            return forward_by_image(self, x, query_pos, layout, coords)
+            more = () if coords is None else (coords.images(layout.packed),)
+            return forward_by_image(self, x, query_pos, layout, *more)
         q, k, v = (self.split_heads(part) for part in self.project(x, query_pos, layout)[:3])
         if coords is None:
             augment = self.coordinates.draw(x.device) if self.training else None

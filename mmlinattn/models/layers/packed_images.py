@@ -1,6 +1,7 @@
 """Packed images in an attention that attends to one image at a time."""
 
-from typing import TYPE_CHECKING, List, Optional
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +10,6 @@ from .token_layout import TokenLayout
 
 if TYPE_CHECKING:
     from .base import BaseAttention
-    from .core import CoreCoordinates
 
 
 def attends_at_once(attn: 'BaseAttention') -> bool:
@@ -30,20 +30,15 @@ def forward_by_image(
     x: Tensor,
     query_pos: Optional[Tensor],
     layout: TokenLayout,
-    coords: 'Optional[CoreCoordinates]' = None,
+    *more: Sequence[Any],
 ) -> Tensor:
-    """Apply the attention to each of the packed images and pack the outputs.
-
-    ``coords`` are further inputs of :class:`CoreAttention`.
-    """
+    """Apply the attention, with ``more`` inputs of each, to each of the packed images."""
     packed = layout.packed
     assert packed is not None
-    parts = packed.split(x)
-    positions = [None] * len(parts) if query_pos is None else packed.split(query_pos)
-    more: List[list] = [[]] * len(parts) if coords is None else [[c] for c in coords.images(packed)]
-    images = zip(parts, packed.hw_shapes, positions, more)
+    positions = repeat(None) if query_pos is None else packed.split(query_pos)
+    images = zip(packed.split(x), packed.hw_shapes, positions, *more)
     extra = packed.num_extra_tokens
-    return torch.cat([attn(part, hw, pos, None, extra, *more) for part, hw, pos, more in images], 1)
+    return torch.cat([attn(x, hw, pos, None, extra, *rest) for x, hw, pos, *rest in images], 1)
 
 
 def attend_by_image(
