@@ -35,7 +35,6 @@ class CvT(HierarchicalBackbone):
         arch: ``'13'`` or ``'small'``, ``'21'`` or ``'base'``, ``'w24'`` or ``'large'``, or a dict
             with ``embed_dims`` and ``depths`` and optionally ``num_heads``, ``mlp_ratios`` and
             ``drop_path_rate``. As released, the rate rises within the last stage only.
-        attn_cfg: see :class:`Backbone`.
         in_channels: channels of the image.
         act: activation of the feed-forward layers: ``'quick_gelu'`` as released, or ``'gelu'`` as
             transformers uses with the same weights.
@@ -43,7 +42,7 @@ class CvT(HierarchicalBackbone):
         out_norm: LayerNorm over the channels of every output; the release has that of the last
             stage.
         out_type: see :class:`Backbone`; ``'cls_token'`` needs ``out_indices=(2,)``.
-        kwargs: options of :class:`HierarchicalBackbone`.
+        attn_cfg, kwargs: options of :class:`HierarchicalBackbone`.
 
     Inputs:
         (B, in_channels, H, W) with H, W >= 3.

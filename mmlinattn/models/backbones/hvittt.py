@@ -33,15 +33,13 @@ class HViTTT(MLLA):
     Stem without a residual connection, then :class:`TransformerBlock` with conditional position
     encoding and :class:`ResidualMixFFN`; downsampling and norms of the outputs are MLLA's. With
     ``TTTAttention``, the default, it is linear in the number of tokens in all stages. It computes
-    the same as the release, whose weights ``convert(..., source='vittt')`` renames. Inputs, outputs
-    and errors are those of :class:`MLLA`.
+    the same as the release, whose weights ``convert(..., source='vittt')`` renames. Errors
+    are those of :class:`MLLA`.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, or a dict with ``embed_dims``, ``depths``,
             ``num_heads`` and optionally ``mlp_ratios`` and ``drop_path_rate``.
-        attn_cfg: see :class:`Backbone`.
-        kwargs: options of :class:`MLLA`: ``in_channels``, ``out_norm``, ``norm_cfg`` and those of
-            :class:`HierarchicalBackbone`.
+        attn_cfg, kwargs: options of :class:`MLLA`.
 
     Example:
         >>> import torch

@@ -19,8 +19,7 @@ class MAViT(RAVLT):
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'`` or a dict, as of :class:`RAVLT`.
-        attn_cfg: see :class:`Backbone`.
-        kwargs: options of :class:`RAVLT`.
+        attn_cfg, kwargs: options of :class:`RAVLT`.
 
     Example:
         >>> import torch

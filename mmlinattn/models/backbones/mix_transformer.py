@@ -41,12 +41,6 @@ class MixTransformer(HierarchicalBackbone):
         in_channels: channels of the image.
         kwargs: options of :class:`HierarchicalBackbone`.
 
-    Inputs:
-        (B, in_channels, H, W) of any size.
-
-    Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
     Example:
         >>> import torch
         >>> model = MixTransformer('b0', attn_cfg=dict(type='RWGKA', num_anchors=32)).eval()

@@ -131,17 +131,10 @@ class MLLA(HierarchicalBackbone):
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, or a dict with ``embed_dims``, ``depths``,
             ``num_heads`` and optionally ``mlp_ratios`` and ``drop_path_rate``.
-        attn_cfg: see :class:`Backbone`.
         in_channels: channels of the image.
         out_norm: LayerNorm over the channels of every output.
         norm_cfg: norm of stem and downsampling, BN as released.
-        kwargs: options of :class:`HierarchicalBackbone`.
-
-    Inputs:
-        (B, in_channels, H, W) of any size.
-
-    Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
+        attn_cfg, kwargs: options of :class:`HierarchicalBackbone`.
 
     Raises:
         ValueError: the channels of the first stage are odd, or do not suit the attention.

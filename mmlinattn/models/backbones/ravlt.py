@@ -61,12 +61,6 @@ class RAVLT(HierarchicalBackbone):
         norm_cfg: norm of stem and downsampling, SyncBN as released.
         kwargs: options of :class:`HierarchicalBackbone`.
 
-    Inputs:
-        (B, in_channels, H, W) of any size.
-
-    Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
     Example:
         >>> import torch
         >>> model = RAVLT('tiny', norm_cfg=dict(type='BN')).eval()

@@ -71,12 +71,6 @@ class Swin(HierarchicalBackbone):
         out_norm: LayerNorm over the channels of every output.
         kwargs: options of :class:`HierarchicalBackbone`.
 
-    Inputs:
-        (B, in_channels, H, W) of any size.
-
-    Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
     Raises:
         ValueError: ``ffn`` is unknown, or a list of another length.
 

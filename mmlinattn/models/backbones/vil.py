@@ -112,12 +112,6 @@ class ViL(HierarchicalBackbone):
         out_type: see :class:`Backbone`; the released classifiers use ``'avg_featmap'``.
         kwargs: options of :class:`HierarchicalBackbone`.
 
-    Inputs:
-        (B, in_channels, H, W) of any size.
-
-    Returns:
-        tuple of (B, C_i, ceil(H / s_i), ceil(W / s_i)), strides s = 4, 8, 16, 32, contiguous.
-
     Raises:
         ValueError: ``embed_dims`` is odd, ``window_size`` or ``img_size`` is not positive.
 

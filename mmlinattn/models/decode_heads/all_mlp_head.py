@@ -28,12 +28,6 @@ class AllMLPHead(LevelwiseSegformerHead):
             Kaiming's of the fusion.
         kwargs: options of ``SegformerHead`` of MMSegmentation.
 
-    Inputs:
-        list of (B, in_channels[i], H_i, W_i).
-
-    Returns:
-        (B, num_classes, H_0, W_0), logits.
-
     Example:
         >>> import torch
         >>> head = AllMLPHead(

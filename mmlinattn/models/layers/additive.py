@@ -19,8 +19,7 @@ class AdditiveAttention(BaseAttention):
     projection is ``W_r`` of the paper; the queries are added to its output.
 
     Args:
-        embed_dims, num_heads: channels and heads.
-        kwargs: options of :class:`BaseAttention`; ``gate`` cannot be ``'proj'``.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`.
 
     Raises:
         ValueError: ``gate`` is ``'proj'``.

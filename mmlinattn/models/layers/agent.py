@@ -35,15 +35,14 @@ class AgentAttention(BaseAttention):
     not in the cells.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         num_agents: agents that the biases are for, a square number of at most the tokens of
             ``map_size``.
         map_size: side, or (H, W), of the map that the row and column terms are for.
         agent_grid: side, or (rows, columns), of the grid of agents, at most the tokens of
             ``map_size``; by default the square root of ``num_agents``. The release has larger grids
             for larger images, with the same weights.
-        lepe: kernel size of the convolution, 0 for none.
-        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
+        embed_dims, num_heads, lepe, kwargs: options of :class:`BaseAttention`;
+            ``backend`` is ``'auto'``.
 
     Raises:
         ValueError: ``num_agents`` is not a square number, it or ``agent_grid`` is more than the

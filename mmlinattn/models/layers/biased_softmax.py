@@ -20,12 +20,11 @@ class BiasedSoftmaxAttention(SoftmaxAttention):
     takes N x N memory.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         map_size: side, or (height, width), of the map that the bias table covers. Larger distances
             use the bias of the largest distance in the table.
         num_extra_tokens: number of extra tokens (such as a class token) with a separate bias, see
             :class:`RelativePositionBias`.
-        kwargs: options of :class:`SoftmaxAttention`.
+        embed_dims, num_heads, kwargs: options of :class:`SoftmaxAttention`.
 
     Raises:
         ValueError: ``map_size`` is not one or two positive integers, ``num_extra_tokens`` is not

@@ -26,8 +26,7 @@ class ConvProjectionAttention(SoftmaxAttention):
     (such as a class token) skip the convolutions.
 
     Args:
-        embed_dims, num_heads: channels and heads.
-        kwargs: options of :class:`SoftmaxAttention` but rotary, lepe and gate.
+        embed_dims, num_heads, kwargs: options of :class:`SoftmaxAttention` but rotary, lepe, gate.
 
     Example:
         >>> attn = ConvProjectionAttention(embed_dims=32, num_heads=4)

@@ -16,8 +16,7 @@ class EfficientAttention(LinearAttention):
     :class:`SlinearAttention` of the random walk paper equals it.
 
     Args:
-        embed_dims, num_heads: channels and heads.
-        kwargs: options of :class:`BaseAttention`.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`.
 
     Example:
         >>> import torch

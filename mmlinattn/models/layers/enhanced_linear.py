@@ -24,12 +24,11 @@ class EnhancedLinearAttention(BaseAttention):
     layer: :class:`mmlinattn.models.layers.MixFFN`, :class:`mmlinattn.models.layers.ConvFFN`.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         scales: odd kernel sizes of the aggregations, in addition to the tokens; may be empty.
         eps: added to the normaliser. The release uses 1e-15, which is possible here, too: sums are
             in float32.
-        kwargs: options of :class:`BaseAttention` but rotary, lepe and gate. Extra tokens are not
-            supported.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention` but rotary, lepe and gate.
+            Extra tokens are not supported.
 
     Raises:
         ValueError: a scale is not an odd positive integer.

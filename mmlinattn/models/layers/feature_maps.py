@@ -115,7 +115,6 @@ class RandomFeatures(FeatureMap):
     export use one draw, which is saved with the weights.
 
     Args:
-        head_dim, num_heads: channels d per head and heads.
         num_features: m, the number of frequencies or directions; d by default.
         resample: draw new weights at each training step.
 

@@ -19,11 +19,9 @@ class FocusedLinearAttention(LinearAttention):
     ``position=dict(type='LearnedKeyPosition', map_size=...)``.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         power: p, at least 1.
-        lepe: kernel size of the convolution, 0 for none.
         eps: added to the normaliser, a mean over the keys.
-        kwargs: options of :class:`BaseAttention`.
+        embed_dims, num_heads, lepe, kwargs: options of :class:`BaseAttention`.
 
     Raises:
         ValueError: ``power`` is below 1.

@@ -28,9 +28,8 @@ class GatedPositionalAttention(SoftmaxAttention):
     largest square number start with small random p.
 
     Args:
-        embed_dims, num_heads: channels and heads.
-        kwargs: options of :class:`SoftmaxAttention`, whose dropout is on the weights of the content
-            part. Extra tokens (class token) are not supported.
+        embed_dims, num_heads, kwargs: options of :class:`SoftmaxAttention`, whose dropout is on the
+            weights of the content part. Extra tokens (class token) are not supported.
 
     Example:
         >>> attn = GatedPositionalAttention(embed_dims=64, num_heads=4)

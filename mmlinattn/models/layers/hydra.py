@@ -19,8 +19,7 @@ class HydraAttention(BaseAttention):
     ``num_heads`` only splits the channels for rotary position.
 
     Args:
-        embed_dims, num_heads: channels and heads.
-        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`; ``backend`` is ``'auto'``.
 
     Example:
         >>> import torch

@@ -37,10 +37,9 @@ class InLineAttention(BaseAttention):
     tokens (such as a class token) count in that mean and skip the convolution.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         feature_map: phi: ``'identity'`` (the paper's), ``'relu'``, ``'leaky_relu'`` or ``'exp'``
             (of 0.2 x).
-        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`; ``backend`` is ``'auto'``.
 
     Raises:
         ValueError: ``feature_map`` is unknown.

@@ -19,7 +19,6 @@ class LinearAttention(BaseAttention):
     The default feature map gives the DeiT-LA and SMCA-LA baselines of the Ripple paper.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         feature_map: ``'elu+1'``, ``'relu'``, ``'softmax'``, or name or config of a registered
             :class:`FeatureMap`: ``'AdaptiveFeatures'`` (of the Ripple paper),
             ``'EfficientFeatures'``, ``'T2RFeatures'``, ``'DPFPFeatures'``, ``'RFAFeatures'``,
@@ -30,8 +29,8 @@ class LinearAttention(BaseAttention):
         position: None, or name or config of a position without an N x N matrix:
             ``'RotaryPosition'`` (after the feature map), ``'LearnedKeyPosition'``, ``'SineSPE'``,
             ``'ConvSPE'``, ``'PermutationPosition'``; see :mod:`mmlinattn.models.layers.positions`.
-        kwargs: options of :class:`BaseAttention`. ``rotary`` rotates queries and keys before the
-            feature map, which keeps the features positive.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`. ``rotary`` rotates queries
+            and keys before the feature map, which keeps the features positive.
 
     Raises:
         ValueError: the feature map or position is unknown, ``position`` is combined with

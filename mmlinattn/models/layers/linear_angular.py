@@ -31,10 +31,9 @@ class LinearAngularAttention(BaseAttention):
     shared by the channels of a head, and crosses the ends of rows. Here it is 3x3 on the map.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         form: ``'released'`` or ``'paper'``.
-        lepe: kernel size of the convolution, 0 for none.
-        kwargs: options of :class:`BaseAttention`; ``backend`` applies to ``form='paper'``.
+        embed_dims, num_heads, lepe, kwargs: options of :class:`BaseAttention`; ``backend`` is
+            that of ``form='paper'``.
 
     Raises:
         ValueError: ``form`` is unknown.

@@ -20,13 +20,9 @@ class MALA(BaseAttention):
     position, gate and parameters are those of :class:`RALA`.
 
     Args:
-        embed_dims, num_heads: channels and heads.
-        rotary: 2D rotary position on queries and keys.
-        lepe: kernel size of the depth-wise convolution of the values, 0 for none.
-        gate: ``'proj'``, ``'identity'``, ``'tanh'`` or ``None``.
         feature_map: ``'elu+1'`` (the paper's), ``'relu'`` or ``'softmax'``.
         eps: added to the divisor.
-        kwargs: options of :class:`BaseAttention`.
+        embed_dims, num_heads, rotary, lepe, gate, kwargs: options of :class:`BaseAttention`.
 
     Raises:
         ValueError: an option has an unknown value.

@@ -27,11 +27,9 @@ class MLLAAttention(BaseAttention):
         embed_dims, num_heads: channels and heads; with ``rotary``, ``embed_dims`` is a multiple of
             4 and has an even number per head.
         rotary: 2D rotary position on the features of queries and keys.
-        lepe: kernel size of the depth-wise convolution of the values, 0 for none.
         eps: added to the mean of the weights.
-        qkv_bias: bias of the projection to queries and keys.
-        kwargs: options of :class:`BaseAttention` but ``gate``, which the block of MLLA has;
-            ``proj_bias`` has no effect. The Triton kernels serve ``rotary=False`` or one head.
+        lepe, qkv_bias, kwargs: options of :class:`BaseAttention` but ``gate``, which the block of
+            MLLA has, and ``proj_bias``. The Triton kernels serve ``rotary=False`` or one head.
 
     Raises:
         ValueError: rotary position cannot split the channels.

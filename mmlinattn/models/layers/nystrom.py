@@ -22,11 +22,9 @@ class NystromAttention(BaseAttention):
     landmark 0. The depth-wise convolution of the values, 1D in the release, is 2D.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         num_landmarks: M, a square number.
         iterations: iterations of the pseudo-inverse.
-        lepe: kernel size of the convolution, 0 for none.
-        kwargs: options of :class:`BaseAttention`.
+        embed_dims, num_heads, lepe, kwargs: options of :class:`BaseAttention`.
 
     Raises:
         ValueError: ``num_landmarks`` is not a square number, ``iterations`` is below 1.

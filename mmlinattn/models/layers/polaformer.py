@@ -70,10 +70,8 @@ class PolaFormerAttention(LinearAttention):
         alpha: bound of the powers, see :class:`PolarFeatures`.
         map_size: None, or side, or (H, W), of the map of learnt positions that the release adds to
             the keys, see :class:`mmlinattn.models.layers.positions.LearnedKeyPosition`.
-        lepe: kernel size of the convolution, 0 for none.
-        gate: ``'proj'`` (the paper's), ``'identity'``, ``'tanh'`` or ``None``.
         eps: added to the normaliser, a mean over the keys.
-        kwargs: options of :class:`BaseAttention`. The Triton kernels do not support
+        lepe, gate, kwargs: options of :class:`BaseAttention`. The Triton kernels do not support
             features that are wider than the values.
 
     Raises:

@@ -24,17 +24,14 @@ class RALA(BaseAttention):
     Defaults are those of the paper; the options are the rows of its tables 9 and 10.
 
     Args:
-        embed_dims, num_heads: channels and heads.
-        rotary: 2D rotary position on queries and keys.
-        lepe: kernel size of the depth-wise convolution of the values, 0 for none.
-        gate: ``'proj'``, ``'identity'``, ``'tanh'`` or ``None`` ("w/o out aug").
         feature_map: ``'elu+1'``, ``'relu'`` or ``'softmax'``.
         kv_augmentation: weights of the key-value pairs: ``'score'`` (similarity with the mean
             query), ``'learnable'`` (one weight per head and position; needs ``num_tokens``) or
             ``None`` (all 1, "w/o KV aug").
         num_tokens: number of tokens for ``'learnable'``, including extra tokens (class token).
         eps: added to the normaliser.
-        kwargs: options of :class:`BaseAttention`.
+        embed_dims, num_heads, rotary, lepe, gate, kwargs: options of :class:`BaseAttention`;
+            ``gate=None`` is "w/o out aug".
 
     Raises:
         ValueError: an option value is unknown.

@@ -19,13 +19,12 @@ class RandomWalkAttention(BaseAttention):
     """Base class of random walk attention. A subclass implements :meth:`anchors`.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         decay: l in (0, 1), weight of each further step of the walk, without ``steps`` at most
             0.999; 0.1 is best in table 5.
         steps: None for walks of unlimited length, 1 for softmax-linear attention, n for walks of
             at most n steps.
         heads_multiplier: factor on the number of heads of the backbone (table 5).
-        kwargs: options of :class:`BaseAttention`.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`.
 
     Raises:
         ValueError: ``heads_multiplier`` or ``steps`` is below 1, ``decay`` is outside (0, 1).

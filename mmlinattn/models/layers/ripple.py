@@ -31,7 +31,6 @@ class RippleAttention(BaseAttention):
     tokens equally, as in linear attention.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         max_distance: R; the last weight applies to all tokens at distance R or more. 0 gives linear
             attention. It may exceed the size of the map.
         weights: ``'stick'`` (stick breaking), ``'fixed'`` (1/2, 1/4, ...; the rest for the last),
@@ -45,8 +44,9 @@ class RippleAttention(BaseAttention):
             It saves no time here; None, the default, breaks the whole stick.
         feature_map: see :class:`LinearAttention`.
         eps: added to the normaliser.
-        kwargs: options of :class:`BaseAttention`; ``backend`` may also be ``'tile'`` or ``'sat'``
-            of :func:`mmlinattn.ops.ripple_attention`. ``rotary`` applies before the feature map.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`; ``backend`` may also be
+            ``'tile'`` or ``'sat'`` of :func:`mmlinattn.ops.ripple_attention`. ``rotary`` applies
+            before the feature map.
 
     Raises:
         ValueError: ``max_distance`` is not an integer of at least 0, or another option has an

@@ -24,9 +24,8 @@ class SpatialReductionAttention(SoftmaxAttention):
     masked. Extra tokens (such as a class token) are keys and values without reduction.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         sr_ratio: spatial reduction R; 1 for softmax attention without reduction.
-        kwargs: options of :class:`SoftmaxAttention` but rotary, lepe and gate.
+        embed_dims, num_heads, kwargs: options of :class:`SoftmaxAttention` but rotary, lepe, gate.
 
     Raises:
         ValueError: ``sr_ratio`` is no positive integer.

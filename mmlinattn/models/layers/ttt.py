@@ -47,8 +47,7 @@ class TTTAttention(BaseAttention):
             4 and has an even number per head.
         rotary: 2D rotary position on queries and keys over all channels before they are split into
             heads, as in :class:`MLLAAttention`; H-ViT³ has it and provides it, ViT³ does not.
-        qkv_bias, proj_bias: biases of the projections.
-        kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
+        qkv_bias, proj_bias, kwargs: options of :class:`BaseAttention` but ``gate`` and ``lepe``.
 
     Raises:
         ValueError: rotary position cannot split the channels.

@@ -26,12 +26,10 @@ class VisionLongformerAttention(SoftmaxAttention):
     random, is not implemented.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         window_size: side of a window.
         relative_bias: add a learnt bias per head and relative position to the logits.
         num_extra_tokens: number of extra tokens with a bias, see :class:`RelativePositionBias`.
-        attn_drop: dropout on the attention weights.
-        kwargs: options of :class:`BaseAttention`.
+        embed_dims, num_heads, kwargs: options of :class:`SoftmaxAttention`.
 
     Raises:
         ValueError: ``window_size`` is not a positive integer, ``num_extra_tokens`` is not an

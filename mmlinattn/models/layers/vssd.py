@@ -34,12 +34,11 @@ class VSSDAttention(BaseAttention):
     sum. Extra tokens (such as a class token) skip the convolution.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         expand: channels of v and z over ``embed_dims``.
         state_dims: channels of k and q in each group.
         num_groups: groups of k and q; must divide ``num_heads``.
         qkv_bias, proj_bias: biases of the projections; the release has none.
-        kwargs: options of :class:`BaseAttention`; ``backend`` can only be ``'auto'``.
+        embed_dims, num_heads, kwargs: options of :class:`BaseAttention`; ``backend`` is ``'auto'``.
 
     Raises:
         ValueError: ``expand``, ``state_dims`` or ``num_groups`` is not a positive integer, or

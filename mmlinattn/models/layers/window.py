@@ -31,13 +31,12 @@ class WindowAttention(SoftmaxAttention):
     result of an image then depends on the borders of its windows.
 
     Args:
-        embed_dims, num_heads: channels and heads.
         window_size: side of a window.
         shift: shift the windows cyclically by half their side; tokens that are not neighbours on
             the map are masked.
         relative_bias: add the relative position bias.
-        attn_drop: dropout on the attention weights.
-        kwargs: options of :class:`BaseAttention`. Extra tokens are not supported.
+        embed_dims, num_heads, kwargs: options of :class:`SoftmaxAttention`. Extra tokens are not
+            supported.
 
     Raises:
         ValueError: ``window_size`` is not a positive integer, or ``shift`` no bool.
