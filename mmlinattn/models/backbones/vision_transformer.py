@@ -33,13 +33,9 @@ class ViT(Backbone):
     like rename their weights.
 
     Args:
-        arch: a name in ``ViT.architectures``: ``'deit-t'`` to ``'deit-b'``, ``'b16'``, ``'b32'``,
-            ``'l16'``, ``'h14'``, ``'deit3-s'`` to ``'deit3-h'``, ``'dinov2-s'`` to ``'dinov2-g'``
-            and with registers ``'dinov2-s-reg'``, ..., ``'dinov3-s'``, ``'dinov3-s-plus'``,
-            ``'dinov3-b'``, ``'dinov3-l'``, ``'dinov3-h-plus'``, ``'clip-b32'``, ``'clip-b16'``,
-            ``'clip-l14'``, ``'siglip-b16'``, ``'vittt-t'`` to ``'vittt-b'``; or by size ``'tiny'``,
-            ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or a dict with
-            ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
+        arch: a name in ``ViT.architectures``, such as ``'deit-s'``, ``'b16'`` or ``'dinov3-s'``; or
+            by size ``'tiny'``, ``'small'``, ``'base'`` (DeiT), ``'large'``, ``'huge'`` (ViT); or a
+            dict with ``embed_dims`` and ``num_heads`` and optionally ``depth``, ``mlp_ratio``,
             ``patch_size``, ``drop_path_rate``, any of the options below whose default is None,
             ``norm_eps``, ``patch_bias`` (bias of the patches), ``key_bias`` (bias of the keys of
             softmax attention), ``final_norm`` (norm of the last output) and ``cpe`` (conditional

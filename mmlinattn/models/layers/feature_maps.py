@@ -340,7 +340,8 @@ class FocusedFeatures(FeatureMap):
     """Focused map ``|r| / |r^p| * r^p`` with ``r = (ReLU(x) + 1e-6) / softplus(scale)``, "FLatten
     Transformer: Vision Transformer using Focused Linear Attention" (Han et al., ICCV 2023).
 
-    Norms are over the channels of all heads, as in the released code.
+    The elementwise power emphasises the largest channels and keeps the norm, which is over the
+    channels of all heads, as in the released code.
 
     Args:
         power: p, at least 1.

@@ -8,14 +8,10 @@ from .linear import LinearAttention
 @MODELS.register_module()
 class FocusedLinearAttention(LinearAttention):
     """Focused linear attention, "FLatten Transformer" (Han et al., ICCV 2023), linear in the number
-    of tokens, with the feature map::
+    of tokens, with the feature map :class:`.FocusedFeatures`.
 
-        phi(x) = |r| / |r^p| * r^p,    r = (ReLU(x) + 1e-6) / softplus(scale)
-
-    The elementwise power emphasises the largest channels and keeps the norm. A depth-wise
-    convolution of the values is added. As in the released code, norms are over the channels of all
-    heads, and each channel has a scale. The released convolution is shared by the heads; here each
-    channel has weights. The release also adds learnt positions, for one map size, to the keys:
+    A depth-wise convolution of the values is added. The released one is shared by the heads; here
+    each channel has weights. The release also adds learnt positions, for one map size, to the keys:
     ``position=dict(type='LearnedKeyPosition', map_size=...)``.
 
     Args:

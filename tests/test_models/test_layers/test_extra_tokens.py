@@ -236,21 +236,6 @@ def test_more_extra_tokens_than_tokens():
         attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=2)
 
 
-def test_attention_without_support_raises():
-    class MapAttention(BaseAttention):
-        supports_extra_tokens = False
-
-        def attend(self, q, k, v, tokens):
-            return v
-
-    attn = MapAttention(CHANNELS, HEADS)
-    assert attn(torch.randn(1, 20, CHANNELS), HW).shape == (1, 20, CHANNELS)
-    with pytest.raises(
-        ValueError, match='MapAttention does not support extra tokens, such as a class token.*=1'
-    ):
-        attn(torch.randn(1, 21, CHANNELS), HW, num_extra_tokens=1)
-
-
 def test_triton_does_not_support_rotary_with_extra_tokens():
     """Test the reason: tables of the Triton kernels have no row for extra tokens."""
     kernels = pytest.importorskip('mmlinattn.ops.linear.triton_kernels', reason='needs Triton')
@@ -261,11 +246,7 @@ def test_triton_does_not_support_rotary_with_extra_tokens():
         assert reason in found if reason else 'extra tokens' not in str(found)
 
 
-def test_positions_without_support_raise():
-    for position in ('PermutationPosition', 'SineSPE', 'ConvSPE'):
-        cfg = dict(type='LinearAttention', position=position)
-        with pytest.raises(ValueError, match=f'position {position} does not support extra tokens'):
-            build_attention(cfg, CHANNELS, HEADS)(tokens().float(), HW, num_extra_tokens=EXTRA)
+def test_two_rotary_positions_raise():
     with pytest.raises(ValueError, match='rotary=True cannot be combined'):
         build_attention(
             dict(type='LinearAttention', position='RotaryPosition', rotary=True), CHANNELS, HEADS
