@@ -52,15 +52,9 @@ class ModulatedAttention(BaseModule):
         modulation: Tensor,
         key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
-        """Apply the cross-attention.
+        """Return the result (B, Q, C), before the residual; query and key include positions.
 
-        Args:
-            query, key, value: (B, Q, C) and (B, N, C), positions included.
-            modulation: (B, heads, Q, N), added to the scaled logits.
-            key_padding_mask: (B, N) bool, True = padding.
-
-        Returns:
-            (B, Q, C), before the residual.
+        The modulation (B, heads, Q, N) is added to the scaled logits.
         """
         width = self.embed_dims
         parts = linear_parts(self.in_proj, (query, width), (key, width), (value, width))

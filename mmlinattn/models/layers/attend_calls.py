@@ -34,17 +34,7 @@ def watch_attend(attn: BaseAttention, watch: Callable[[Call], object]) -> Contex
 
 @contextmanager
 def calls_of(attn: BaseAttention) -> Iterator[List[Call]]:
-    """Record the arguments of :meth:`BaseAttention.attend` inside the block.
-
-    Example:
-        >>> import torch
-        >>> from mmlinattn.models.layers import SoftmaxAttention
-        >>> attn = SoftmaxAttention(8, 2)
-        >>> with calls_of(attn) as calls:
-        ...     out = attn(torch.randn(1, 6, 8), (2, 3))
-        >>> calls[0].q.shape
-        torch.Size([1, 2, 6, 4])
-    """
+    """Record the arguments of :meth:`BaseAttention.attend` inside the block."""
     calls: List[Call] = []
     with watch_attend(attn, calls.append):
         yield calls

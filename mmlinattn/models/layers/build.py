@@ -23,14 +23,10 @@ def registered_subclasses(base: type) -> Dict[str, type]:
 def build_part(
     argument: str, base: type, cfg: Union[str, dict], also_known: Iterable[str] = (), **given: Any
 ) -> Any:
-    """Build a part of an attention, such as its position, from a name or a config.
+    """Build a part of an attention, a subclass of ``base``, from a name or a config.
 
-    Args:
-        argument: name of the argument of the attention, for messages.
-        base: the class that the part must inherit from.
-        cfg: registered name, or config whose type is a name or a class.
-        also_known: further names for the message.
-        given: options of the constructor that the config does not have.
+    Messages have the name of the ``argument``, and ``also_known`` beside the registered names.
+    ``given`` are options of the constructor that the config does not have.
 
     Raises:
         ValueError: the type is unknown; the message names the known ones.
@@ -63,11 +59,7 @@ def _registered(name: str) -> Any:
 
 
 def find_attention(attn_cfg: AttnCfg, also_known: Iterable[str] = ()) -> Type[BaseAttention]:
-    """Return the class of an attention.
-
-    Args:
-        attn_cfg: config, name or class of a registered attention.
-        also_known: further names to suggest for a misspelt one.
+    """Return the class of an attention; ``also_known`` are further names to suggest.
 
     Raises:
         KeyError: the type is not registered; the message names the types of this package.

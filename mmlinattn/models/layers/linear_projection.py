@@ -61,11 +61,6 @@ class KeyBiaslessLinear(nn.Linear):
 
     The bias has as many numbers as that of ``nn.Linear``, so that weights load into either; those
     of the keys are not read and get no gradient.
-
-    Example:
-        >>> layer = KeyBiaslessLinear(4, 3)
-        >>> layer(torch.zeros(1, 4))[:, 4:8].any().item()
-        False
     """
 
     def __init__(self, embed_dims: int, parts: int) -> None:
@@ -102,12 +97,6 @@ def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     each input. So does one with hooks, such as those of ``torch.nn.utils.prune``, or a ``forward``
     of its own. ``torch.jit.trace`` leaves hooks out: they are those of counters such as MMEngine's.
     Inputs are pairs of a tensor (..., C) and its number of outputs.
-
-    Example:
-        >>> layer, (x, y) = nn.Linear(2, 6), torch.randn(2, 1, 2)
-        >>> first, rest = linear_parts(layer, (x, 2), (y, 4))
-        >>> torch.allclose(first, layer(x)[:, :2]), torch.allclose(rest, layer(y)[:, 2:])
-        (True, True)
     """
     counts = [count for _, count in inputs]
     own = layer._parameters

@@ -1,6 +1,5 @@
 """Packed images in an attention that attends to one image at a time."""
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 import torch
@@ -35,8 +34,9 @@ def forward_by_image(
     """Apply the attention, with ``more`` inputs of each, to each of the packed images."""
     packed = layout.packed
     assert packed is not None
-    positions = repeat(None) if query_pos is None else packed.split(query_pos)
-    images = zip(packed.split(x), packed.hw_shapes, positions, *more)
+    parts = packed.split(x)
+    positions = [None] * len(parts) if query_pos is None else packed.split(query_pos)
+    images = zip(parts, packed.hw_shapes, positions, *more)
     extra = packed.num_extra_tokens
     return torch.cat([attn(x, hw, pos, None, extra, *rest) for x, hw, pos, *rest in images], 1)
 

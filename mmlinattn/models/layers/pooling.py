@@ -1,6 +1,6 @@
 """Average pooling of tokens over the cells of a grid."""
 
-from typing import Tuple, Union
+from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -10,12 +10,7 @@ from .token_layout import TokenLayout
 
 
 def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
-    """Return rows and columns of a grid of at most ``num_cells`` nearly square cells.
-
-    Example:
-        >>> pooling_grid(64, (128, 128)), pooling_grid(64, (64, 128)), pooling_grid(64, (50, 3))
-        ((8, 8), (6, 10), (32, 2))
-    """
+    """Return rows and columns of a grid of at most ``num_cells`` nearly square cells."""
     height, width = hw_shape
     if height > width:
         return pooling_grid(num_cells, (width, height))[::-1]
@@ -24,22 +19,17 @@ def pooling_grid(num_cells: int, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
 
 
 def cell_masks(
-    cells: int, size: int, device: torch.device, used: Union[int, Tensor, None] = None
+    cells: int, size: int, device: torch.device, used: Optional[Tensor] = None
 ) -> Tensor:
     """Return which positions of an axis belong to each cell of adaptive average pooling.
 
     Pooling by products with such a matrix exports for any grid and map. The cells cover ``used``
-    positions, of all images or of each image (B,); by default all ``size``. The result is (cells,
-    size) bool, or (B, cells, size) for a tensor.
-
-    Example:
-        >>> cell_masks(2, 3, torch.device('cpu')).int().tolist()  # cells may overlap
-        [[1, 1, 0], [0, 1, 1]]
+    positions of each image (B,); by default all ``size``. The result is (cells,
+    size) bool, or (B, cells, size) for a tensor. Cells may overlap.
     """
     cell = torch.arange(cells, device=device)[:, None]
     position = torch.arange(size, device=device)
-    used = size if used is None else used[:, None, None] if isinstance(used, Tensor) else used
-    return _in_cell(position, cell, cells, used)
+    return _in_cell(position, cell, cells, size if used is None else used[:, None, None])
 
 
 def _in_cell(

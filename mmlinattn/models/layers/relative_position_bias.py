@@ -14,12 +14,8 @@ from ...utils import check_integer
 def relative_position_index(rows: Tensor, columns: Tensor, reach: Tuple[int, int]) -> Tensor:
     """Return the row-major indices of relative positions in a bias table.
 
-    Args:
-        rows, columns: integers (Q, K), row and column of the query minus those of the key.
-        reach: largest distances in rows and columns of the table; larger ones are clamped.
-
-    Returns:
-        integers (Q rows, Q columns, K rows, K columns).
+    Rows and columns (Q, K) are those of the query minus those of the key, clamped to the ``reach``
+    of the table. The result is (Q rows, Q columns, K rows, K columns).
     """
     rows, columns = (x.clamp(-r, r) + r for x, r in zip((rows, columns), reach))
     return rows[:, None, :, None] * (2 * reach[1] + 1) + columns[:, None]

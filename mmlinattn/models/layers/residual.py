@@ -43,12 +43,7 @@ def add_branch(
 
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> List[List[float]]:
-    """Return drop path rates that rise from 0 to ``rate`` over all blocks, one list per stage.
-
-    Example:
-        >>> drop_path_rates(0.5, (1, 2))
-        [[0.0], [0.25, 0.5]]
-    """
+    """Return drop path rates that rise from 0 to ``rate`` over all blocks, one list per stage."""
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1:
         raise ValueError(f'drop_path_rate must be in [0, 1), got {rate!r}')
     rates = torch.linspace(0, rate, sum(depths), device='cpu').tolist()

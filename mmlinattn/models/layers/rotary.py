@@ -58,11 +58,7 @@ class RotaryCoordinates:
 
 
 def check_rotary_over_heads(attn: Any, rotary: Any) -> bool:
-    """Return the option ``rotary`` of an attention that rotates all channels before the heads.
-
-    Raises:
-        ValueError: it is no bool, or the channels cannot be split.
-    """
+    """Return the checked option of an attention that rotates all channels before the heads."""
     if type(rotary) is not bool:
         raise ValueError(
             f'{type(attn).__name__} has a rotary position of its own, got {rotary=}: set '
