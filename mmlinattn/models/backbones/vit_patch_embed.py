@@ -150,10 +150,6 @@ def resize_positions(
 
     Raises:
         ValueError: an export with dynamic sizes and ``'offset'``, whose scale is a constant.
-
-    Example:
-        >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (14, 14), (20, 30), 1).shape
-        torch.Size([1, 601, 8])
     """
     if not may_be_symbolic(*new) and old == new:
         return positions

@@ -132,13 +132,7 @@ class DeformableDETRWithAttention(_TypedAttention, DeformableDETR):
 
 @MODELS.register_module()
 class DINOWithAttention(_TypedAttention, DINO):
-    """MMDetection's DINO with the attention of ``type`` between the queries.
-
-    ``self_attn_cfg`` of the decoder may have a ``type``, as in :class:`DETRWithAttention`.
-
-    Raises:
-        TypeError: a deformable attention has a ``type``.
-    """
+    """MMDetection's DINO, with a ``type`` where :class:`DeformableDETRWithAttention` takes one."""
 
 
 @MODELS.register_module()

@@ -33,12 +33,6 @@ class SMCAEncoderLayer(BaseModule):
 
     Raises:
         KeyError, TypeError, ValueError: errors of the attention.
-
-    Example:
-        >>> import torch
-        >>> layer = SMCAEncoderLayer('RALA', embed_dims=32, num_heads=2, feedforward_channels=64)
-        >>> layer(torch.randn(2, 35, 32), hw_shape=(5, 7)).shape
-        torch.Size([2, 35, 32])
     """
 
     def __init__(

@@ -399,9 +399,7 @@ def orthogonal_gaussian(like: Tensor) -> Tensor:
 def build_feature_map(cfg: Union[str, dict], head_dim: int, num_heads: int) -> FeatureMap:
     """Build a feature map for an attention.
 
-    Args:
-        cfg: ``'elu+1'``, ``'relu'`` or ``'softmax'``, or name or config of a registered map.
-        head_dim, num_heads: channels per head and heads of the attention.
+    It is ``'elu+1'``, ``'relu'`` or ``'softmax'``, or the name or config of a registered map.
 
     Raises:
         ValueError: the map is unknown, or has no options.

@@ -350,11 +350,7 @@ def _hash32(bits: Tensor) -> Tensor:
 def build_position(
     cfg: Union[str, dict, None], head_dim: int, num_heads: int
 ) -> Optional[LinearPosition]:
-    """Build a position for an attention.
-
-    Args:
-        cfg: name or config of a registered position, or None.
-        head_dim, num_heads: channels per head and heads of the attention.
+    """Build a position for an attention from its name or config, or return None for None.
 
     Raises:
         ValueError: the position is unknown; the message names the registered ones.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmlinattn.models.detectors.smca_modulation import gaussian_map
+from mmlinattn.models.detectors.smca_decoder import gaussian_map
 
 HW = (3, 5)
 
