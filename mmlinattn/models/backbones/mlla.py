@@ -1,6 +1,5 @@
 """MLLA (MILA), the backbone of "Demystify Mamba in Vision" (NeurIPS 2024)."""
 
-import warnings
 from typing import Callable, Optional, Tuple, Union
 
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from ..layers import MLP, AttnCfg, AttnCfgs, add_branch, add_depthwise, build_attention
 from ..layers.token_layout import map_to_tokens, tokens_to_map
 from .hierarchical import HierarchicalBackbone
-from .patch_embed import pad_to_multiple
+from .patch_embed import biased_conv, pad_to_multiple
 
 # Sizes and stochastic depth of the released ImageNet models.
 ARCHITECTURES = {
@@ -106,14 +105,11 @@ class MLLADownsample(nn.Sequential):
 
     def __init__(self, in_channels: int, out_channels: int, norm_cfg: dict) -> None:
         wide = 4 * out_channels
-        with warnings.catch_warnings():
-            # The released weights have the bias, which the batch norm behind it cancels.
-            warnings.filterwarnings('ignore', 'Unnecessary conv bias')
-            super().__init__(
-                ConvModule(in_channels, wide, 1),
-                ConvModule(wide, wide, 3, stride=2, padding=1, groups=wide),
-                ConvModule(wide, out_channels, 1, norm_cfg=norm_cfg, bias=True, act_cfg=None),
-            )
+        super().__init__(
+            ConvModule(in_channels, wide, 1),
+            ConvModule(wide, wide, 3, stride=2, padding=1, groups=wide),
+            biased_conv(wide, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C_in, H, W) to (B, C_out, H / 2, W / 2), rounded up."""

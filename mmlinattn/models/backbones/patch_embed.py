@@ -1,9 +1,11 @@
 """Patch embedding, learnt tokens and checks of position embeddings."""
 
-from typing import Optional
+import warnings
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
+from mmcv.cnn import ConvModule
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor, nn
@@ -32,6 +34,13 @@ class PatchConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Embed (B, C, H, W) as (B, out_channels, H / p, W / p), rounded up."""
         return super().forward(pad_to_multiple(x, self.kernel_size[0]))
+
+
+def biased_conv(*args: Any, **kwargs: Any) -> ConvModule:
+    """Return a convolution with the bias of released weights, which its batch norm cancels."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Unnecessary conv bias')
+        return ConvModule(*args, bias=True, **kwargs)
 
 
 class PatchEmbed(BaseModule):

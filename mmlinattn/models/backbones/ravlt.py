@@ -1,10 +1,8 @@
 """RAVLT, the backbone of "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR 2025)."""
 
-import warnings
 from functools import partial
 from typing import List, Optional, Union
 
-from mmcv.cnn import ConvModule
 from mmengine.model import ModuleList, trunc_normal_init
 from mmengine.registry import MODELS
 from torch import nn
@@ -12,6 +10,7 @@ from torch import nn
 from ..layers import AttnCfgs
 from .base import Part
 from .hierarchical import HierarchicalBackbone
+from .patch_embed import biased_conv
 from .transformer_block import TransformerBlock
 
 # Table 1 of the paper; layer scale and stochastic depth of the released models.
@@ -113,14 +112,11 @@ class RAVLT(HierarchicalBackbone):
 
 
 def _conv(in_channels: int, out_channels: int, stride: int, norm_cfg: dict, act: bool = True):
-    with warnings.catch_warnings():
-        # The released weights have the bias, which the batch norm behind it cancels.
-        warnings.filterwarnings('ignore', 'Unnecessary conv bias')
-        act_cfg = dict(type='GELU') if act else None
-        return ConvModule(
-            in_channels, out_channels, 3, stride=stride, padding=1, bias=True, norm_cfg=norm_cfg,
-            act_cfg=act_cfg, inplace=False,
-        )  # fmt: skip
+    act_cfg = dict(type='GELU') if act else None
+    return biased_conv(
+        in_channels, out_channels, 3, stride=stride, padding=1, norm_cfg=norm_cfg,
+        act_cfg=act_cfg, inplace=False,
+    )  # fmt: skip
 
 
 def _stem(in_channels: int, embed_dims: int, norm_cfg: dict) -> nn.Sequential:
