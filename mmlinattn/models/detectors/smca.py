@@ -136,8 +136,8 @@ class SMCA(DETR):
     ) -> SampleList:
         """Predict boxes that do not depend on the other images of the batch.
 
-        Images of one size run together, others one by one: a backbone would spread padding over
-        the border. An image without pixels has no boxes.
+        A batch of unpadded images of one size runs at once. Otherwise each image runs alone: a
+        backbone would spread padding over the border. An image without pixels has no boxes.
         """
         sizes = [tuple(sample.img_shape[:2]) for sample in batch_data_samples]
         if len(set(sizes)) == 1 and sizes[0] == tuple(batch_inputs.shape[-2:]):

@@ -87,7 +87,7 @@ class InLineAttention(BaseAttention):
     def _local_and_gate(
         self, out: Tensor, v: Tensor, gate: Optional[Tensor], layout: TokenLayout
     ) -> Tensor:
-        """Add the convolution of the values with the kernels from :meth:`project`."""
+        """Add the values convolved with the kernels of :meth:`project`, which ``gate`` holds."""
         assert gate is not None
         return local_position(partial(_convolve, weight=gate), v, layout) + out
 
