@@ -70,7 +70,7 @@ def test_the_attention_on_the_map_of_the_page(root):
             )
 
     # Queries and keys are not read.
-    skipped = 'gradients query_pos extra_tokens registered compiles exports backbones'.split()
+    skipped = ['gradients', 'query_pos', 'extra_tokens', 'registered', 'compiles', 'exports', 'backbones']
     check_attention(Mixed, rules=[name for name in ATTENTION_RULES if name not in skipped])
 
 
