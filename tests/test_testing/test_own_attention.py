@@ -70,7 +70,8 @@ def test_the_attention_on_the_map_of_the_page(root):
             )
 
     # Queries and keys are not read.
-    skipped = ['gradients', 'query_pos', 'extra_tokens', 'registered', 'compiles', 'exports', 'backbones']
+    slow = ('registered', 'compiles', 'exports', 'backbones')
+    skipped = ('gradients', 'query_pos', 'extra_tokens', *slow)
     check_attention(Mixed, rules=[name for name in ATTENTION_RULES if name not in skipped])
 
 

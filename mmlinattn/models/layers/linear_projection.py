@@ -93,9 +93,10 @@ PLAIN = (nn.Linear, CPULinear, KeyBiaslessLinear)
 def linear_parts(layer: nn.Linear, *inputs: Tuple[Tensor, int]) -> List[Tensor]:
     """Return consecutive outputs of a projection, each computed from another input.
 
-    An adapter or a quantised layer in place of ``nn.Linear`` computes all outputs of each input, and
-    the parts are sliced from them. So does a layer with hooks, such as those of
-    ``torch.nn.utils.prune``, or a ``forward`` of its own. ``torch.jit.trace`` leaves hooks out: they are those of counters such as MMEngine's.
+    An adapter or a quantised layer in place of ``nn.Linear`` computes all outputs of each input,
+    and the parts are sliced from them. So does a layer with hooks, such as those of
+    ``torch.nn.utils.prune``, or a ``forward`` of its own. ``torch.jit.trace`` leaves hooks out:
+    they are those of counters such as MMEngine's.
     Inputs are pairs of a tensor (..., C) and its number of outputs.
     """
     counts = [count for _, count in inputs]
