@@ -25,7 +25,9 @@ from triton.compiler import ASTSource
 
 from mmlinattn.ops.common import kv_state, launch_table, reduction
 from mmlinattn.ops.common.launch_table import WIDTHS, Config
+from mmlinattn.ops.learnt_features import MAX_DIM
 from mmlinattn.ops.learnt_features import triton_kernels as learnt
+from mmlinattn.ops.linear import KERNELS
 from mmlinattn.ops.linear import triton_kernels as linear
 from mmlinattn.ops.random_walk import triton_kernels as anchors
 from mmlinattn.ops.ripple import triton_kernels as ripple
@@ -220,7 +222,7 @@ def check_others(args):
             flags = dict(D=16, BD=16, M=1, BM=16, BN=16, **{**COMMON, **flags})
             build(kernel, 'half', 90, small, **{**flags, 'ROTARY': 0, 'N': 1})
             print(name)
-    for name in linear.KERNELS['rala']:
+    for name in KERNELS['rala']:
         build_case(name, 32, 0, 'half', 90, small, PACKED=True)
     # Copies of rotary tables are as wide as the power of 2 in their width allows.
     build_case('rala_query_output', 32, 0, 'half', 90, small, D=24, ROTARY=6)
@@ -264,7 +266,7 @@ def each(args):
                 anchors = (64, 128) if name.startswith('anchor') else (0,)
                 for num_anchors in anchors if dtype_class == 'half' else anchors[:1]:
                     for width in args.widths:
-                        if not (name.startswith('adaptive') and width > learnt.MAX_DIM):
+                        if not (name.startswith('adaptive') and width > MAX_DIM):
                             yield name, width, num_anchors, dtype_class, arch
 
 

@@ -21,13 +21,9 @@ class Operator:
         self.unsupported, self.algorithms, self.module = unsupported, algorithms, module
 
     def __call__(self, backend, q):
-        kernels = self.unsupported and (
-            lambda: SimpleNamespace(unsupported_reason=self.unsupported)
-        )
         chosen = self.module.choose_backend(
-            'op', backend, q, kernels, q, algorithms=self.algorithms
+            'op', backend, q, self.unsupported, q, algorithms=self.algorithms
         )
-        chosen = chosen if isinstance(chosen, str) else 'triton'
         return self.forms[chosen](q) if self.forms else chosen
 
 

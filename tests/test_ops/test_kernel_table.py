@@ -10,22 +10,18 @@ import sys
 import pytest
 import torch
 
+from mmlinattn.ops import learnt_features, linear, random_walk, ripple
 from mmlinattn.ops.common import dispatch, launch_table
 from mmlinattn.ops.common.launch_table import TABLE, Config
-from mmlinattn.ops.random_walk import triton_kernels as anchors
 from tests.sizes import LONG
 
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
-from mmlinattn.ops.learnt_features import triton_kernels as learnt
-from mmlinattn.ops.linear import triton_kernels as linear
-from mmlinattn.ops.ripple import triton_kernels as ripple
-
 NAMES = {
     *(name for names in linear.KERNELS.values() for name in names),
-    *anchors.KERNELS,
-    *learnt.KERNELS,
+    *random_walk.KERNELS,
+    *learnt_features.KERNELS,
     *ripple.KERNELS,
 }
 LARGEST = {'sm_80': 163, 'sm_90': 227}  # KiB of a program
@@ -52,7 +48,7 @@ def test_half_types_have_every_kernel():
     assert missing == {
         *((arch, name, width, 128) for arch in TABLE for width in (64, 128)
           for name in ('anchor_solver', 'anchor_solver_backward')),
-        *((arch, name, 128, 0) for arch in TABLE for name in learnt.KERNELS),
+        *((arch, name, 128, 0) for arch in TABLE for name in learnt_features.KERNELS),
     }  # fmt: skip
     assert {row.split(',')[0] for table in TABLE.values() for row in table} == NAMES
 

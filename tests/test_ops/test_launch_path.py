@@ -35,7 +35,7 @@ if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
 from mmlinattn.ops.common import launch as launching
-from mmlinattn.ops.common import partition
+from mmlinattn.ops.common import launch_table, partition
 
 pytestmark = pytest.mark.filterwarnings('ignore:Accessing the data pointer of FakeTensor')
 
@@ -208,7 +208,7 @@ def fake_gpu(monkeypatch, name):
     monkeypatch.setattr(launching.Launch, '__call__', call)
     monkeypatch.setattr(launching.Memory, 'parts', parts_by_address)
     monkeypatch.setattr(launching, 'current_stream', lambda: 7)
-    partition._find_unsupported.cache_clear()
+    launch_table._find_unsupported.cache_clear()
     for operator in ('linear', 'random_walk', 'ripple', 'learnt_features'):
         module = __import__(f'mmlinattn.ops.{operator}.triton_kernels', fromlist=['OPERATOR'])
         for cached in vars(module).values():
@@ -271,7 +271,7 @@ def test_exact_products_that_a_gpu_does_not_have(monkeypatch, clean):
 
 
 def test_rows_of_the_table_by_gpu():
-    found = {name: partition.architecture(gpu) for name, gpu in GPUS.items()}
+    found = {name: launch_table.architecture(gpu) for name, gpu in GPUS.items()}
     assert found.pop('H100') == found.pop('B200') == 'sm_90' and set(found.values()) == {'sm_80'}
 
 

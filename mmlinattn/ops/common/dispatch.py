@@ -43,17 +43,17 @@ class BackendError(RuntimeError):
 
 
 def choose_backend(
-    operator: str, backend: str, q: Tensor, kernels: Optional[Callable[[], Any]] = None,
-    *args: Any, algorithms: Tuple[str, ...] = (),
-) -> Any:  # fmt: skip
-    """Return the name of the implementation that a call runs; for ``'triton'`` the kernels.
+    operator: str, backend: str, q: Tensor,
+    unsupported_reason: Optional[Callable[..., Optional[str]]] = None, *args: Any,
+    algorithms: Tuple[str, ...] = (),
+) -> str:  # fmt: skip
+    """Return the name of the implementation that a call runs.
 
     Args:
         operator: name of the operator, for error messages.
         q: first tensor of the call; its device decides.
-        kernels: returns the :class:`.launch.KernelOperator`, called only where it is wanted, so
-            that it may import Triton. Its ``unsupported_reason(*args)`` says why the kernels cannot
-            serve the call, or is None. None for an operator without kernels.
+        unsupported_reason: called with ``args``, returns why the kernels cannot serve the call, or
+            None if they can. None for an operator without kernels.
         algorithms: further values that ``backend`` may have.
 
     Raises:
@@ -62,20 +62,17 @@ def choose_backend(
     """
     if backend == 'auto':
         backend = _backend
-        if backend == 'auto' and (kernels is None or not q.is_cuda):
+        if backend == 'auto' and (unsupported_reason is None or not q.is_cuda):
             return 'torch'
     else:
         check_backend(backend, algorithms)
     if backend not in ('auto', 'triton'):
         return backend
-    reason = 'this operator has no Triton kernel'
-    if kernels is not None:
-        reason = _unsupported_device(q, backend)
+    reason: Optional[str] = 'this operator has no Triton kernel'
+    if unsupported_reason is not None:
+        reason = _unsupported_device(q, backend) or unsupported_reason(*args)
         if reason is None:
-            found = kernels()
-            reason = found.unsupported_reason(*args)
-            if reason is None:
-                return found
+            return 'triton'
     if backend == 'triton':
         raise BackendError(
             f"{operator}: backend='triton' cannot serve this call: {reason}. "

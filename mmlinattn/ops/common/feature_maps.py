@@ -48,6 +48,8 @@ FEATURE_MAPS: Dict[str, Callable[[Tensor], Tensor]] = {
 }
 # The same functions where autograd records nothing.
 FEATURE_VALUES: Dict[str, Callable[[Tensor], Tensor]] = {**FEATURE_MAPS, 'elu+1': _elu1}
+# Numbers of those that have kernels.
+KERNEL_FEATURES = {'identity': 0, 'elu+1': 1, 'relu': 2}
 # (phi(x), gradient of phi(x)) to the gradient of x.
 FEATURE_GRADIENTS: Dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'identity': lambda features, grad: grad,

@@ -141,7 +141,6 @@ class KernelOperator(NamedTuple):
     """The kernels of an operator, constant ``OPERATOR`` of the module that holds them.
 
     Attributes:
-        unsupported_reason: returns why the kernels cannot serve a call, or None if they can.
         forward: computes the results ``[*outputs, *states]`` from ``(options, *tensors)``.
         backward: computes the gradients of the first tensors from
             ``(options, grads, tensors, saved)``.
@@ -154,7 +153,6 @@ class KernelOperator(NamedTuple):
             ``saved`` are the others.
     """
 
-    unsupported_reason: Callable[..., Optional[str]]
     forward: Callable[..., List[Tensor]]
     backward: Callable[..., Sequence[Tensor]]
     fake: Callable[..., List[Tensor]]

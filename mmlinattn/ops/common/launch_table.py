@@ -11,11 +11,15 @@ of ripple attention were chosen by registers, stack and shared memory, compiled 
 ``tests/test_ops/compile_kernels.py`` compares the table with the compiler.
 """
 
-from typing import Dict, NamedTuple, Optional, Tuple
+import functools
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
+from torch import Tensor
 
 WIDTHS = (32, 64, 128)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MIN_DIM, MAX_DIM = 16, 128
 
 
 class Config(NamedTuple):
@@ -58,6 +62,52 @@ def find(
     width = next(i for i, size in enumerate(WIDTHS) if dim <= size)
     found = TABLE[architecture].get(row, (None,) * 3)[width]
     return None if found is None else Config(*found)
+
+
+def architecture(device: Any) -> str:
+    """Return the row of the table for a GPU, by the properties that torch knows."""
+    # Consumer GPUs of newer architectures have as little shared memory as sm_80, or less.
+    return 'sm_90' if device.shared_memory_per_block_optin >= 227 * 1024 else 'sm_80'
+
+
+@torch.compiler.assume_constant_result
+def _unsupported(*args: Any) -> Optional[str]:
+    return _find_unsupported(*args)
+
+
+def unsupported_tokens(
+    q: Tensor, value_dim: int, kernels: Tuple[str, ...], num_anchors: int = 0
+) -> Optional[str]:
+    """Return why kernels cannot serve queries (B, heads, N, d), or None if they can."""
+    return _unsupported(q.get_device(), q.dtype, q.shape[3], value_dim, kernels, num_anchors)
+
+
+@functools.cache
+def _find_unsupported(
+    index: int, dtype: torch.dtype, dim: int, value_dim: int, kernels: Tuple[str, ...],
+    num_anchors: int,
+) -> Optional[str]:  # fmt: skip
+    if dtype not in DTYPES:
+        return f'kernels support float16, bfloat16 and float32, got {dtype}'
+    if not MIN_DIM <= dim <= MAX_DIM:
+        return f'kernels support head dims {MIN_DIM} to {MAX_DIM}, got {dim}'
+    if value_dim != dim:
+        return f'kernels need values as wide as keys, got {value_dim} and {dim}'
+    if index < 0:
+        return None
+    device: Any = torch.cuda.get_device_properties(index)
+    if device.major in (10, 11) and dtype == torch.float32 and dim > 64:
+        return f'float32 products of head dim {dim} are TF32 on {device.name} (Triton 3.6)'
+    shared = device.shared_memory_per_block_optin // 1024
+    for name in kernels:
+        config = find(architecture(device), name, dtype, dim, num_anchors)
+        if config is None:
+            size = f'head dim {dim}' + f' and {num_anchors} anchors' * bool(num_anchors)
+            return f'{name} has no configuration for {device.name}, {dtype}, {size}'
+        if config.shared > shared:
+            needed = f'{config.shared} KiB of shared memory'
+            return f'{name} needs {needed}, {device.name} has {shared}'
+    return None
 
 
 # fmt: off

@@ -1,23 +1,12 @@
-"""Facts about GPU and tokens that decide launches: supported sizes, chunks of tokens."""
+"""Facts about GPU and tokens that decide launches, such as the chunks of tokens."""
 
-import functools
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
 
 from . import launch_table
 from .launch import Launch
 from .launch_table import Config
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MIN_DIM, MAX_DIM = 16, 128
-
-
-def architecture(device: Any) -> str:
-    """Return the row of :mod:`.launch_table` for a GPU, by the properties that torch knows."""
-    # Consumer GPUs of newer architectures have as little shared memory as sm_80, or less.
-    return 'sm_90' if device.shared_memory_per_block_optin >= 227 * 1024 else 'sm_80'
 
 
 def split_tokens(name: str, x: 'Tokens', num_anchors: int = 0) -> Tuple[Config, int, int]:
@@ -31,7 +20,9 @@ def split_tokens(name: str, x: 'Tokens', num_anchors: int = 0) -> Tuple[Config, 
         chunk = 2 * config.block
     else:
         device = torch.cuda.get_device_properties(x.device_index)
-        found = launch_table.find(architecture(device), name, x.dtype, x.dim, num_anchors)
+        found = launch_table.find(
+            launch_table.architecture(device), name, x.dtype, x.dim, num_anchors
+        )
         assert found is not None, name  # unsupported_tokens has looked it up
         config = found
         programs = _programs(config, device) * device.multi_processor_count
@@ -135,43 +126,3 @@ def token_strides(x: Tokens) -> Tuple[int, int, int, int]:
     """Return the strides of a new tensor of :func:`.numerics.token_major`."""
     width = x.heads * x.dim
     return x.num_tokens * width, x.dim, width, 1
-
-
-@torch.compiler.assume_constant_result
-def _unsupported(*args: Any) -> Optional[str]:
-    return _find_unsupported(*args)
-
-
-def unsupported_tokens(
-    q: Tensor, value_dim: int, kernels: Tuple[str, ...], num_anchors: int = 0
-) -> Optional[str]:
-    """Return why kernels cannot serve queries (B, heads, N, d), or None if they can."""
-    return _unsupported(q.get_device(), q.dtype, q.shape[3], value_dim, kernels, num_anchors)
-
-
-@functools.cache
-def _find_unsupported(
-    index: int, dtype: torch.dtype, dim: int, value_dim: int, kernels: Tuple[str, ...],
-    num_anchors: int,
-) -> Optional[str]:  # fmt: skip
-    if dtype not in DTYPES:
-        return f'kernels support float16, bfloat16 and float32, got {dtype}'
-    if not MIN_DIM <= dim <= MAX_DIM:
-        return f'kernels support head dims {MIN_DIM} to {MAX_DIM}, got {dim}'
-    if value_dim != dim:
-        return f'kernels need values as wide as keys, got {value_dim} and {dim}'
-    if index < 0:
-        return None
-    device: Any = torch.cuda.get_device_properties(index)
-    if device.major in (10, 11) and dtype == torch.float32 and dim > 64:
-        return f'float32 products of head dim {dim} are TF32 on {device.name} (Triton 3.6)'
-    shared = device.shared_memory_per_block_optin // 1024
-    for name in kernels:
-        config = launch_table.find(architecture(device), name, dtype, dim, num_anchors)
-        if config is None:
-            size = f'head dim {dim}' + f' and {num_anchors} anchors' * bool(num_anchors)
-            return f'{name} has no configuration for {device.name}, {dtype}, {size}'
-        if config.shared > shared:
-            needed = f'{config.shared} KiB of shared memory'
-            return f'{name} needs {needed}, {device.name} has {shared}'
-    return None

@@ -6,8 +6,9 @@ import os
 import triton
 import triton.language as tl
 
-ELU1, RELU = tl.constexpr(1), tl.constexpr(2)
-FEATURES = {'identity': 0, 'elu+1': ELU1.value, 'relu': RELU.value}
+from .feature_maps import KERNEL_FEATURES
+
+ELU1, RELU = (tl.constexpr(KERNEL_FEATURES[name]) for name in ('elu+1', 'relu'))
 LOWEST = tl.constexpr(-1e30)
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
@@ -25,7 +26,7 @@ def exp(x):
 
 @triton.jit
 def feature(x, FEATURE: tl.constexpr):
-    """Compute phi(x), one of FEATURES; NaN stays NaN, which max of a GPU would drop."""
+    """Compute phi(x), one of KERNEL_FEATURES; NaN stays NaN, which max of a GPU would drop."""
     if FEATURE == ELU1:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + exp(tl.minimum(x, 0.0))
     elif FEATURE == RELU:

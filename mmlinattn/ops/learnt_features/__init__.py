@@ -1,14 +1,19 @@
 """Learnt feature map of ripple attention."""
 
-from typing import Any, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ..common.dispatch import choose_backend
+from ..common.launch_table import unsupported_tokens
 from ..common.numerics import accumulation_dtype, multiply, no_autocast
 
 __all__ = ['adaptive_features', 'sines_and_cosines']
+
+KERNELS = ('adaptive', 'adaptive_backward')
+# Beyond, the parameters alone would fill the registers.
+MAX_DIM = 64
 
 
 def adaptive_features(
@@ -68,10 +73,28 @@ def adaptive_features(
             raise ValueError(f'{name} must be floats on {q.device}, got {found}')
 
     tensors = q, k, frequencies, weight, bias
-    chosen = choose_backend('adaptive_features', backend, q, _kernels, *tensors)
-    if not isinstance(chosen, str):
-        return chosen((), q, k, *[x.contiguous() for x in tensors[2:]])
+    chosen = choose_backend('adaptive_features', backend, q, _unsupported_reason, *tensors)
+    if chosen == 'triton':
+        from .triton_kernels import OPERATOR  # imports Triton
+
+        return OPERATOR((), q, k, *[x.contiguous() for x in tensors[2:]])
     return _adaptive_torch(*tensors)  # the definition is the fastest form in torch
+
+
+def _unsupported_reason(
+    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
+) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    count, dim = frequencies.shape[-2:]
+    if k.shape != q.shape:
+        return 'different numbers of queries and keys have no kernel'
+    if count != dim:
+        return f'kernels need as many features as channels ({dim}), got {count}'
+    if dim > MAX_DIM:
+        return f'kernels support at most {MAX_DIM} channels per head, got {dim}'
+    if torch.float64 in (frequencies.dtype, weight.dtype, bias.dtype):
+        return 'kernels compute in float32, got float64 parameters'
+    return unsupported_tokens(q, dim, KERNELS)
 
 
 def _adaptive_torch(
@@ -94,10 +117,3 @@ def sines_and_cosines(x: Tensor, frequencies: Tensor) -> Tensor:
     """Return ``[sin(W1 x); cos(W1 x)]``, (B, heads, N, 2 m); both arguments have one dtype."""
     phase = multiply(x, frequencies)
     return torch.cat([phase.sin(), phase.cos()], -1)
-
-
-def _kernels() -> Any:
-    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
-    from .triton_kernels import OPERATOR
-
-    return OPERATOR

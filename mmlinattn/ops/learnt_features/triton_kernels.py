@@ -5,38 +5,17 @@ gradients of the parameters: they are written once for the two chunks.
 """
 
 import functools
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import KernelOperator, Launch, Memory
 from ..common.numerics import token_major
-from ..common.partition import CallKey, token_strides, unsupported_tokens
+from ..common.partition import CallKey, token_strides
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import add_product, kernel, load_rows, product, rounded, store_rows
-
-KERNELS = ('adaptive', 'adaptive_backward')
-# Beyond, the parameters alone would fill the registers.
-MAX_DIM = 64
-
-
-def unsupported_reason(
-    q: Tensor, k: Tensor, frequencies: Tensor, weight: Tensor, bias: Tensor
-) -> Optional[str]:
-    """Return why the kernels cannot serve the call, or None if they can."""
-    count, dim = frequencies.shape[-2:]
-    if k.shape != q.shape:
-        return 'different numbers of queries and keys have no kernel'
-    if count != dim:
-        return f'kernels need as many features as channels ({dim}), got {count}'
-    if dim > MAX_DIM:
-        return f'kernels support at most {MAX_DIM} channels per head, got {dim}'
-    if torch.float64 in (frequencies.dtype, weight.dtype, bias.dtype):
-        return 'kernels compute in float32, got float64 parameters'
-    return unsupported_tokens(q, dim, KERNELS)
 
 
 @triton.jit
@@ -264,6 +243,6 @@ def _fake(options: tuple, *tensors: Any) -> List[Tensor]:
 
 
 OPERATOR = KernelOperator(
-    unsupported_reason, forward, backward, _fake, tuple, num_sizes=0, num_outputs=2,
+    forward, backward, _fake, tuple, num_sizes=0, num_outputs=2,
     num_gradients=5, num_unsaved=0,
 )  # fmt: skip

@@ -1,14 +1,15 @@
 """Linear attention, rank-augmented (RALA), magnitude-aware (MALA) and unnormalised."""
 
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
-from ..common.feature_maps import FEATURE_MAPS
+from ..common.feature_maps import FEATURE_MAPS, KERNEL_FEATURES
 from ..common.feature_maps import feature_map as get_feature_map
+from ..common.launch_table import unsupported_tokens
 from ..common.packed import PackedShapes, check_packed
 from ..common.rotary import Rotary, check_rotary
 from .options import LinearOptions
@@ -16,6 +17,17 @@ from .reference import linear_reference, mala_reference
 from .torch_impl import linear_torch, unnormalised_attention
 
 __all__ = ['linear_attention', 'mala_attention', 'rala_attention', 'unnormalised_attention']
+
+# Kernels by kind of attention; names are those of the launch table.
+_NAMES = ('kv_state', 'query_output', 'query_backward', 'key_backward')
+KERNELS = {
+    '': _NAMES,
+    'mala': tuple(f'mala_{name}' for name in _NAMES),
+    'rala': (
+        'query_mean', 'rala_kv_state', 'rala_query_output', 'rala_query_sums',
+        'rala_key_backward', 'rala_query_backward',
+    ),
+}  # fmt: skip
 
 
 def linear_attention(
@@ -182,9 +194,9 @@ def _run(
         get_feature_map(options.feature_map)  # raises
     if options.token_weights is not None:
         _check_token_weights(options.token_weights, k)
-    chosen = choose_backend(operator, backend, q, _kernels, q, v, options)
-    if not isinstance(chosen, str):
-        return _run_kernels(chosen, q, k, v, options)
+    chosen = choose_backend(operator, backend, q, _unsupported_reason, q, v, options)
+    if chosen == 'triton':
+        return _run_kernels(q, k, v, options)
     reference = mala_reference if options.kind == 'mala' else linear_reference
     form = linear_torch if chosen == 'torch' else reference
     if packed is None:
@@ -203,14 +215,26 @@ def _check_token_weights(weights: Tensor, k: Tensor) -> None:
         raise ValueError(f'token_weights must be broadcastable to {shape}, got {got}') from None
 
 
-def _kernels() -> Any:
-    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
-    from .triton_kernels import OPERATOR
+def _unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    rotary = options.rotary
+    if options.token_weights is not None:
+        return 'token_weights have no kernel'
+    if options.feature_map not in KERNEL_FEATURES:
+        known = tuple(KERNEL_FEATURES)
+        return f'feature_map {options.feature_map!r} has no kernel, these have: {known}'
+    if options.eps < 1e-20:  # its quotients are infinite in the rows beyond the last token
+        return f'eps={options.eps} has no kernel'
+    if rotary is not None and (options.packed or rotary).num_extra_tokens:
+        return 'extra tokens without rotary position have no kernel'
+    if rotary is not None and rotary.num_heads > 1:
+        return 'rotary position over all channels, before the heads, has no kernel'
+    return unsupported_tokens(q, v.shape[3], KERNELS[options.kind])
 
-    return OPERATOR
 
+def _run_kernels(q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
+    from .triton_kernels import OPERATOR  # imports Triton
 
-def _run_kernels(kernels: Any, q: Tensor, k: Tensor, v: Tensor, options: LinearOptions) -> Tensor:
     rotary, packed, kind = options.rotary, options.packed, options.kind
     axes = images = None
     width = longest = 0
@@ -219,8 +243,8 @@ def _run_kernels(kernels: Any, q: Tensor, k: Tensor, v: Tensor, options: LinearO
         width = 0 if packed is not None else rotary.hw_shape[1]  # type: ignore[index]
     if packed is not None:
         images, longest = packed.table(q.shape[3] // 4, q.device), max(packed.lengths)
-    kernel_options = kernels.options(
+    kernel_options = OPERATOR.options(
         width, longest, kind, options.feature_map, float(options.eps),
         mean_normaliser=kind != '' or options.mean_normaliser, cross=options.num_keys is not None,
     )  # fmt: skip
-    return kernels(kernel_options, q, k, v, options.key_padding_mask, images, axes)
+    return OPERATOR(kernel_options, q, k, v, options.key_padding_mask, images, axes)

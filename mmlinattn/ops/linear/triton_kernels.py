@@ -16,21 +16,21 @@ table:
 """
 
 import functools
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.feature_maps import KERNEL_FEATURES
 from ..common.kv_state import KVStateLaunches
 from ..common.launch import KernelOperator, Launch, Memory, as_bytes
 from ..common.numerics import token_major
-from ..common.partition import CallKey, padded, token_strides, unsupported_tokens
+from ..common.partition import CallKey, padded, token_strides
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     ELU1,
-    FEATURES,
     add_product,
     add_row_pairs,
     add_rows,
@@ -49,34 +49,6 @@ from ..common.triton_helpers import (
     sum_parts,
     zero_outside,
 )
-from .options import LinearOptions
-
-# Kernels by kind of attention; names are those of the launch table.
-_NAMES = ('kv_state', 'query_output', 'query_backward', 'key_backward')
-KERNELS = {
-    '': _NAMES,
-    'mala': tuple(f'mala_{name}' for name in _NAMES),
-    'rala': (
-        'query_mean', 'rala_kv_state', 'rala_query_output', 'rala_query_sums',
-        'rala_key_backward', 'rala_query_backward',
-    ),
-}  # fmt: skip
-
-
-def unsupported_reason(q: Tensor, v: Tensor, options: LinearOptions) -> Optional[str]:
-    """Return why the kernels cannot serve the call, or None if they can."""
-    rotary = options.rotary
-    if options.token_weights is not None:
-        return 'token_weights have no kernel'
-    if options.feature_map not in FEATURES:
-        return f'feature_map {options.feature_map!r} has no kernel, these have: {tuple(FEATURES)}'
-    if options.eps < 1e-20:  # its quotients are infinite in the rows beyond the last token
-        return f'eps={options.eps} has no kernel'
-    if rotary is not None and (options.packed or rotary).num_extra_tokens:
-        return 'extra tokens without rotary position have no kernel'
-    if rotary is not None and rotary.num_heads > 1:
-        return 'rotary position over all channels, before the heads, has no kernel'
-    return unsupported_tokens(q, v.shape[3], KERNELS[options.kind])
 
 
 @kernel
@@ -338,7 +310,7 @@ class KernelOptions(NamedTuple):
         width: width of the map, which rotary position needs, else 0.
         longest: the most tokens of a packed image, else 0.
         kind: ``''`` for linear attention, ``'rala'`` or ``'mala'``.
-        feature_map: one of :data:`..common.triton_helpers.FEATURES`.
+        feature_map: one of :data:`..common.feature_maps.KERNEL_FEATURES`.
         eps: added to the normaliser.
         mean_normaliser: True if eps belongs to a mean over the keys.
         cross: True if keys and mask are of other tokens than the queries.
@@ -377,8 +349,8 @@ class _Launches:
         self.has_mask = key.shapes[3] is not None
         self.has_query_mask = self.has_mask and not options.cross
         self.constants: Dict[str, Any] = dict(
-            FEATURE=FEATURES[options.feature_map], EXTRA_ROWS=extra_rows, PACKED=images is not None,
-            ROTARY=0 if key.shapes[5] is None else k.dim // 4,
+            FEATURE=KERNEL_FEATURES[options.feature_map], EXTRA_ROWS=extra_rows,
+            PACKED=images is not None, ROTARY=0 if key.shapes[5] is None else k.dim // 4,
         )  # fmt: skip
 
 
@@ -498,4 +470,4 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     return [token_major(q), state]
 
 
-OPERATOR = KernelOperator(unsupported_reason, forward, backward, _fake, KernelOptions, num_sizes=2)
+OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2)

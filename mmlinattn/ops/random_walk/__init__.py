@@ -1,13 +1,15 @@
 """Attention through anchors: random walk graph kernel attention and Nystrom attention."""
 
 from numbers import Real
-from typing import Any, Optional
+from typing import Optional, Tuple
 
 from torch import Tensor
 
 from ...utils import check_integer
 from ..common.checks import check_qkv
 from ..common.dispatch import choose_backend
+from ..common.launch_table import MAX_DIM, unsupported_tokens
+from ..common.numerics import needs_gradient
 from .anchor_solver import Walk
 from .reference import nystrom_reference, random_walk_reference
 from .torch_impl import nystrom_torch, random_walk_torch
@@ -15,6 +17,8 @@ from .torch_impl import nystrom_torch, random_walk_torch
 __all__ = ['check_walk', 'nystrom_attention', 'random_walk_attention']
 
 MAX_DECAY = 0.999  # of a walk of unlimited length
+FORWARD = ('anchor_state', 'anchor_solver', 'anchor_output')
+KERNELS = (*FORWARD, 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward')
 
 
 def random_walk_attention(
@@ -75,20 +79,28 @@ def random_walk_attention(
     check_anchors(q, anchors_q=anchors_q, anchors_k=anchors_k)
     options = Walk(float(decay), steps)
     tensors = q, k, v, anchors_q, anchors_k
-    chosen = choose_backend('random_walk_attention', backend, q, _kernels, tensors, cross)
-    if not isinstance(chosen, str):
+    chosen = choose_backend(
+        'random_walk_attention', backend, q, _unsupported_reason, tensors, cross
+    )
+    if chosen == 'triton':
+        from .triton_kernels import OPERATOR  # imports Triton
+
         # The kernels round anchors to the dtype of q.
         anchors_q, anchors_k = anchors_q.contiguous(), anchors_k.to(anchors_q.dtype).contiguous()
-        return chosen(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
+        return OPERATOR(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
     form = random_walk_torch if chosen == 'torch' else random_walk_reference
     return form(*tensors, options, key_padding_mask, cross)
 
 
-def _kernels() -> Any:
-    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
-    from .triton_kernels import OPERATOR
-
-    return OPERATOR
+def _unsupported_reason(tensors: Tuple[Tensor, ...], cross: bool) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    num_anchors = tensors[3].shape[-2]
+    if cross:
+        return 'cross-attention through anchors has no kernel'
+    if num_anchors > MAX_DIM:
+        return f'kernels support at most {MAX_DIM} anchors, got {num_anchors}'
+    kernels = KERNELS if needs_gradient(*tensors) else FORWARD
+    return unsupported_tokens(tensors[0], tensors[2].shape[3], kernels, num_anchors)
 
 
 def nystrom_attention(

@@ -11,7 +11,7 @@ tokens in one pass. It recomputes both softmaxes. Sums over tokens are written o
 """
 
 import functools
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import torch
 import triton
@@ -19,15 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import KernelOperator, Launch, Memory, as_bytes
-from ..common.numerics import needs_gradient, token_major
-from ..common.partition import (
-    MAX_DIM,
-    CallKey,
-    padded,
-    split_tokens,
-    token_strides,
-    unsupported_tokens,
-)
+from ..common.numerics import token_major
+from ..common.partition import CallKey, padded, split_tokens, token_strides
 from ..common.reduction import SOFTMAX, sum_of_chunks
 from ..common.triton_helpers import (
     LOWEST,
@@ -44,21 +37,8 @@ from ..common.triton_helpers import (
 )
 from .anchor_solver import Walk, series_factors
 
-FORWARD = ('anchor_state', 'anchor_solver', 'anchor_output')
 # Up to so many chunks the solver adds them itself, which saves a launch.
 FEW_CHUNKS = 8
-KERNELS = (*FORWARD, 'anchor_output_backward', 'anchor_solver_backward', 'anchor_backward')
-
-
-def unsupported_reason(tensors: Tuple[Tensor, ...], cross: bool) -> Optional[str]:
-    """Return why the kernels cannot serve the call, or None if they can."""
-    num_anchors = tensors[3].shape[-2]
-    if cross:
-        return 'cross-attention through anchors has no kernel'
-    if num_anchors > MAX_DIM:
-        return f'kernels support at most {MAX_DIM} anchors, got {num_anchors}'
-    kernels = KERNELS if needs_gradient(*tensors) else FORWARD
-    return unsupported_tokens(tensors[0], tensors[2].shape[3], kernels, num_anchors)
 
 
 @triton.jit
@@ -508,6 +488,4 @@ def _fake(options: Walk, *tensors: Any) -> List[Tensor]:
     return [token_major(q), q.new_empty(state.size, dtype=torch.float32)]
 
 
-OPERATOR = KernelOperator(
-    unsupported_reason, forward, backward, _fake, Walk, num_sizes=0, num_gradients=5
-)
+OPERATOR = KernelOperator(forward, backward, _fake, Walk, num_sizes=0, num_gradients=5)

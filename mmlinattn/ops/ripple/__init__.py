@@ -1,12 +1,13 @@
 """Ripple attention."""
 
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ..common.checks import check_hw_shape, check_qkv
 from ..common.dispatch import choose_backend
+from ..common.launch_table import unsupported_tokens
 from ..common.numerics import active_tracer, is_exporting
 from .groups import RippleOptions, check_groups, drop_empty_last
 from .reference import ripple_reference
@@ -18,6 +19,11 @@ from .weights import check_threshold, fixed_weights, stick_breaking
 __all__ = ['check_groups', 'check_threshold', 'fixed_weights', 'ripple_attention', 'stick_breaking']
 
 ALGORITHMS = ('tile', 'sat')
+KERNELS = (
+    'kv_state', 'ripple', 'ripple_query_backward', 'ripple_far_backward', 'ripple_key_backward',
+)  # fmt: skip
+# Reach of the halo of a tile; beyond it summed-area tables cost less.
+MAX_DISTANCE = 16
 
 
 def ripple_attention(
@@ -94,13 +100,16 @@ def ripple_attention(
         raise ValueError(f'weights must be floats on {q.device}, got {found}')
     options = RippleOptions(hw_shape, groups, key_padding_mask, eps)
     chosen = choose_backend(
-        'ripple_attention', backend, q, _kernels, q, v, weights, options, algorithms=ALGORITHMS
-    )
-    if not isinstance(chosen, str):
+        'ripple_attention', backend, q, _unsupported_reason, q, v, weights, options,
+        algorithms=ALGORITHMS,
+    )  # fmt: skip
+    if chosen == 'triton':
+        from .triton_kernels import OPERATOR  # imports Triton
+
         last = weights.shape[-1] - 1
         if key_padding_mask is not None or max(hw_shape) // 2 < last:
             weights = drop_empty_last(weights, hw_shape, last, key_padding_mask)
-        return chosen(chosen.options(*hw_shape, float(eps)), q, k, v, weights, key_padding_mask)
+        return OPERATOR(OPERATOR.options(*hw_shape, float(eps)), q, k, v, weights, key_padding_mask)
     if chosen == 'reference':
         return ripple_reference(q, k, v, weights, options)
     if is_exporting() or (not torch.compiler.is_compiling() and active_tracer()):
@@ -122,11 +131,16 @@ def _as_constant(size: int) -> int:
     return count
 
 
-def _kernels() -> Any:
-    """Return the kernels, a :class:`..common.launch.KernelOperator`; this imports Triton."""
-    from .triton_kernels import OPERATOR
-
-    return OPERATOR
+def _unsupported_reason(
+    q: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
+) -> Optional[str]:
+    """Return why the kernels cannot serve the call, or None if they can."""
+    max_distance = weights.shape[-1] - 1
+    if options.groups != 'chebyshev':
+        return f'groups={options.groups!r} have no kernel'
+    if not 1 <= max_distance <= MAX_DISTANCE:
+        return f'kernels support R from 1 to {MAX_DISTANCE}, got {max_distance}'
+    return unsupported_tokens(q, v.shape[3], KERNELS)
 
 
 def choose_algorithm(

@@ -12,7 +12,7 @@ For the same reason a product is never divided by a normaliser before its compen
 """
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import torch
 import triton
@@ -22,13 +22,7 @@ from torch import Tensor
 from ..common.kv_state import KVStateLaunches
 from ..common.launch import KernelOperator, Launch, Memory, as_bytes
 from ..common.numerics import token_major
-from ..common.partition import (
-    CallKey,
-    padded,
-    split_tokens,
-    token_strides,
-    unsupported_tokens,
-)
+from ..common.partition import CallKey, padded, split_tokens, token_strides
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     add_product,
@@ -40,26 +34,8 @@ from ..common.triton_helpers import (
     store_rows,
     transposed,
 )
-from .groups import RippleOptions
 
-KERNELS = (
-    'kv_state', 'ripple', 'ripple_query_backward', 'ripple_far_backward', 'ripple_key_backward',
-)  # fmt: skip
 TILE = 8
-# Reach of the halo of a tile; beyond it summed-area tables cost less.
-MAX_DISTANCE = 16
-
-
-def unsupported_reason(
-    q: Tensor, v: Tensor, weights: Tensor, options: RippleOptions
-) -> Optional[str]:
-    """Return why the kernels cannot serve the call, or None if they can."""
-    max_distance = weights.shape[-1] - 1
-    if options.groups != 'chebyshev':
-        return f'groups={options.groups!r} have no kernel'
-    if not 1 <= max_distance <= MAX_DISTANCE:
-        return f'kernels support R from 1 to {MAX_DISTANCE}, got {max_distance}'
-    return unsupported_tokens(q, v.shape[3], KERNELS)
 
 
 @triton.jit
@@ -444,6 +420,4 @@ def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     return [token_major(q), q.new_empty(_state(*q.shape).size, dtype=torch.float32)]
 
 
-OPERATOR = KernelOperator(
-    unsupported_reason, forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4
-)
+OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4)
