@@ -140,27 +140,18 @@ def as_bytes(mask: Optional[Tensor], unused: Tensor) -> Tensor:
 class KernelOperator(NamedTuple):
     """The kernels of an operator, constant ``OPERATOR`` of the module that holds them.
 
-    Attributes:
-        forward: computes the results ``[*outputs, *states]`` from ``(options, *tensors)``.
-        backward: computes the gradients of the first tensors from
-            ``(options, grads, tensors, saved)``.
-        fake: returns uninitialised tensors like the results of ``forward``.
-        options: class of the options, a NamedTuple of numbers, strings and None.
-        num_sizes: number of options, the first ones, that may be symbolic sizes.
-        num_outputs: number of outputs.
-        num_gradients: number of tensors with a gradient, the first ones.
-        num_unsaved: number of results, the first ones, that the backward pass does not need;
-            ``saved`` are the others.
+    ``forward(options, *tensors)`` returns the outputs, which are like the first tensors, and the
+    state, float32. ``backward(options, grads, tensors, saved)`` returns the gradients of the first
+    tensors; ``saved`` is the state, or the outputs if there is no state.
     """
 
     forward: Callable[..., List[Tensor]]
     backward: Callable[..., Sequence[Tensor]]
-    fake: Callable[..., List[Tensor]]
-    options: Any
-    num_sizes: int
+    state: Optional[Callable[..., Memory]]  # layout of the state, by options and shapes of tensors
+    options: Any  # their class, a NamedTuple of numbers, strings and None
+    num_sizes: int  # number of options, the first ones, that may be symbolic sizes
     num_outputs: int = 1
     num_gradients: int = 3
-    num_unsaved: int = 1
 
     def __call__(self, options: Any, *tensors: Optional[Tensor]) -> Any:
         """Compute the output, or a tuple of several outputs; the first tensor is not None."""
@@ -191,7 +182,7 @@ class _Function(torch.autograd.Function):
     def forward(ctx, operator: KernelOperator, options: Any, *tensors: Optional[Tensor]) -> Any:
         results = call_on_device(operator.forward, options, *tensors)
         ctx.operator, ctx.options, ctx.count = operator, options, len(tensors)
-        ctx.save_for_backward(*tensors, *results[operator.num_unsaved :])
+        ctx.save_for_backward(*tensors, *(results[operator.num_outputs :] or results))
         return results[0] if operator.num_outputs == 1 else tuple(results[: operator.num_outputs])
 
     @staticmethod
@@ -229,7 +220,11 @@ def _forward(
 @_forward.register_fake
 def _(tensors, module, sizes, rest):
     operator, options, given = _decoded(module, tensors, sizes, rest)
-    return operator.fake(options, *given)
+    outputs = [token_major(x) for x in tensors[: operator.num_outputs]]
+    if operator.state is None:
+        return outputs
+    state = operator.state(options, [None if x is None else x.shape for x in given])
+    return [*outputs, tensors[0].new_empty(state.size, dtype=torch.float32)]
 
 
 @torch.library.custom_op('mmlinattn::kernels_backward', mutates_args=())
@@ -254,7 +249,7 @@ def _setup_context(ctx, inputs, output) -> None:
     tensors, *ctx.options = inputs
     operator, ctx.count = import_module(ctx.options[0]).OPERATOR, len(tensors)
     ctx.set_materialize_grads(False)  # no zeros for what only the backward pass needs
-    ctx.save_for_backward(*tensors, *output[operator.num_unsaved :])
+    ctx.save_for_backward(*tensors, *(output[operator.num_outputs :] or output))
 
 
 def _autograd(ctx, grads):

@@ -238,11 +238,6 @@ def backward(
     return (dq, dk, *found)
 
 
-def _fake(options: tuple, *tensors: Any) -> List[Tensor]:
-    return [token_major(x) for x in tensors[:2] if x is not None]
-
-
 OPERATOR = KernelOperator(
-    forward, backward, _fake, tuple, num_sizes=0, num_outputs=2,
-    num_gradients=5, num_unsaved=0,
-)  # fmt: skip
+    forward, backward, None, tuple, num_sizes=0, num_outputs=2, num_gradients=5
+)

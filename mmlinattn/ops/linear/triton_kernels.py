@@ -18,7 +18,6 @@ table:
 import functools
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -325,11 +324,12 @@ class KernelOptions(NamedTuple):
     cross: bool
 
 
-def _state(kind: str, heads: Tuple[int, int], dim: int) -> Memory:
+def _state(options: KernelOptions, shapes: Sequence[Any]) -> Memory:
     """Return the layout of S, z (MALA: mean(v)), mean and number of queries (RALA), and mass."""
-    size = padded(dim)
-    sums = (*heads, size + (2 if kind == 'mala' else 1), size)
-    return Memory(sums, *[(*heads, size), heads] * (kind == 'rala'), heads)
+    (batch, heads, _, dim), images = shapes[0], shapes[4]
+    lead, size = (batch if images is None else images[0], heads), padded(dim)
+    sums = (*lead, size + (2 if options.kind == 'mala' else 1), size)
+    return Memory(sums, *[(*lead, size), lead] * (options.kind == 'rala'), lead)
 
 
 class _Launches:
@@ -342,7 +342,7 @@ class _Launches:
             q, k = (x._replace(batch=images[0], num_tokens=options.longest) for x in (q, k))
         self.q, self.k, self.heads, self.scale = q, k, (k.batch, k.heads), k.dim**-0.5
         self.scored = options.kind == 'rala'
-        self.state = _state(options.kind, self.heads, k.dim)
+        self.state = _state(options, key.shapes)
         extra_rows = 2 if options.kind == 'mala' else 1  # z, and the mean value in MALA
         self.bd, self.rows = padded(k.dim), padded(k.dim) + extra_rows
         self.prefix = f'{options.kind}_' if options.kind else ''  # of rows of the launch table
@@ -463,11 +463,4 @@ def backward(
     return dq, dk, dv
 
 
-def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    q, images = tensors[0], tensors[4]
-    heads = (q.shape[0] if images is None else images.shape[0], q.shape[1])
-    state = q.new_empty(_state(options.kind, heads, q.shape[3]).size, dtype=torch.float32)
-    return [token_major(q), state]
-
-
-OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2)
+OPERATOR = KernelOperator(forward, backward, _state, KernelOptions, num_sizes=2)

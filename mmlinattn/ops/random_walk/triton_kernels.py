@@ -325,9 +325,10 @@ def _backward_kernel(
     tl.store(DANCHORS + BM * BD, d_anchors_k)
 
 
-def _state(heads: Sequence[int], dim: int, num_anchors: int, options: Walk) -> Memory:
+def _state(options: Walk, shapes: Sequence[Any]) -> Memory:
     """Return the layout of S and the log of the masses; of several steps S beside W, last X."""
-    bd, bm = padded(dim), padded(num_anchors)
+    *heads, _, dim = shapes[0]
+    bd, bm = padded(dim), padded(shapes[3][-2])
     if options.steps == 1:
         return Memory((*heads, bm, bd), (*heads, bm))
     return Memory((*heads, bm, bd + bm), (*heads, bm), (*heads, bm, bd))
@@ -343,7 +344,7 @@ class _Launches:
         self.bd, self.bm = padded(q.dim), padded(self.num_anchors)
         self.has_transition = options.steps != 1
         self.own_anchors = len(anchors) == 4  # else all images share them
-        self.state = _state(self.heads, q.dim, self.num_anchors, options)
+        self.state = _state(options, key.shapes)
         self.image_stride = q.heads * self.num_anchors * q.dim if self.own_anchors else 0
         self.flags = dict(HAS_MASK=key.shapes[5] is not None, HAS_TRANSITION=self.has_transition)
         # Loop bounds: 0 where unused, because Triton would compile a constant 1 in.
@@ -482,10 +483,4 @@ def backward(
     return dq, dk, dv, d_anchors_q, d_anchors_k
 
 
-def _fake(options: Walk, *tensors: Any) -> List[Tensor]:
-    q, anchors = tensors[0], tensors[3]
-    state = _state(q.shape[:2], q.shape[3], anchors.shape[-2], options)
-    return [token_major(q), q.new_empty(state.size, dtype=torch.float32)]
-
-
-OPERATOR = KernelOperator(forward, backward, _fake, Walk, num_sizes=0, num_gradients=5)
+OPERATOR = KernelOperator(forward, backward, _state, Walk, num_sizes=0, num_gradients=5)

@@ -14,7 +14,6 @@ For the same reason a product is never divided by a normaliser before its compen
 import functools
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -308,8 +307,9 @@ class KernelOptions(NamedTuple):
     eps: float
 
 
-def _state(batch: int, heads: int, num_tokens: int, dim: int) -> Memory:
+def _state(options: KernelOptions, shapes: Sequence[Any]) -> Memory:
     """Return the layout of S and z of the keys, normalisers of queries, and number of keys."""
+    batch, heads, num_tokens, dim = shapes[0]
     size = padded(dim)
     return Memory((batch, heads, size + 1, size), (batch, heads, num_tokens), (batch, heads))
 
@@ -322,7 +322,7 @@ class _Launches:
         self.key, self.q, self.heads, self.bd = key, q, (q.batch, q.heads), padded(q.dim)
         self.num_tiles = -(-options.height // TILE) * -(-options.width // TILE)
         self.sizes = (q.heads, q.num_tokens, options.height, options.width)
-        self.state = _state(*self.heads, q.num_tokens, q.dim)
+        self.state = _state(options, key.shapes)
         reach = num_groups - 2  # of the halo: the last distance with its own weight
         self.constants = dict(
             D=q.dim, BD=self.bd, T=TILE, REACH=reach, HAS_MASK=key.shapes[4] is not None,
@@ -415,9 +415,4 @@ def backward(
     return dq, dk, dv, d_weights
 
 
-def _fake(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    q = tensors[0]
-    return [token_major(q), q.new_empty(_state(*q.shape).size, dtype=torch.float32)]
-
-
-OPERATOR = KernelOperator(forward, backward, _fake, KernelOptions, num_sizes=2, num_gradients=4)
+OPERATOR = KernelOperator(forward, backward, _state, KernelOptions, num_sizes=2, num_gradients=4)
