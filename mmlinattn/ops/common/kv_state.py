@@ -107,13 +107,7 @@ def _kv_state_kernel(
 class KVStateLaunches:
     """Launches of the normalised sums over the keys; ``scratch`` are the shapes that they need.
 
-    Args:
-        key: key of the call; the values are its tensor 2.
-        name: row of the launch table.
-        k: facts about the keys.
-        width: width of the map, which rotary position needs.
-        query_splits: number of partial sums of the mean query of RALA.
-        constants: constants of the kernel, except those of :meth:`.CallKey.over_tokens`.
+    The values are tensor 2 of the call. RALA has ``query_splits`` partial sums of the mean query.
     """
 
     def __init__(
@@ -139,19 +133,11 @@ class KVStateLaunches:
         self, k: Tensor, v: Tensor, mask: Tensor, images: Tensor, axes: Tensor, sums: Any,
         mass: Any, scratch: List[Any], queries: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """Compute the sums and their mass, float32.
+        """Write ``sums``, (B, heads, BD + extra rows, BD), and ``mass``, (B, heads).
 
-        Args:
-            mask: result of :func:`.launch.as_bytes`.
-            images: :meth:`.packed.PackedShapes.table` of packed images, or any tensor.
-            axes: :meth:`.rotary.Rotary.axes` of rotary position, or any tensor.
-            sums: S, z and for MALA the mean of v are written here, (B, heads, BD + extra_rows, BD),
-                where BD is the padded head dim.
-            mass: (B, heads), the number of real tokens, at least 1; with scores the log of the sum
-                of their exponentials.
-            scratch: parts of a memory with the shapes ``self.scratch``.
-            queries: in RALA partial sums of phi(q) (B, heads, query_splits, BD) and their numbers
-                of tokens; the mean (B, heads, BD) and number (B, heads) that are written.
+        The mass is the number of real tokens, at least 1; with scores the log of the sum of their
+        exponentials. ``queries`` are in RALA partial sums of phi(q) (B, heads, query_splits, BD)
+        and their numbers of tokens; the mean (B, heads, BD) and number that are written.
         """
         top = scratch[0] if self.scored else mass
         part_mass, parts = scratch[-2:] if self.reduce else (mass, sums)

@@ -25,14 +25,8 @@ class Launch:
     Triton specialises a kernel for its arguments at every launch. Sizes and constants of a launch
     never change, so the compiled kernel of the first call serves all later ones.
 
-    Args:
-        kernel: a function of ``triton.jit``. Its parameters are tensors, then the sizes, then the
-            constants.
-        grid: number of programs along each axis.
-        sizes: integers and floats, positional after the tensors.
-        constants: values of its ``constexpr`` parameters by name.
-        config: warps and stages.
-        aligned: True if the addresses of all tensors are multiples of 16 bytes.
+    The parameters of the kernel are tensors, then ``sizes``, then its ``constexpr`` parameters,
+    ``constants`` by name. ``aligned``: the addresses of all tensors are multiples of 16 bytes.
     """
 
     __slots__ = (
@@ -76,8 +70,7 @@ class Launch:
 class Memory:
     """Layout of several float32 tensors in one allocation, as every allocation costs the host time.
 
-    Args:
-        shapes: of the tensors, which begin at multiples of 64 bytes.
+    The tensors begin at multiples of 64 bytes.
     """
 
     __slots__ = 'places', 'size'

@@ -23,21 +23,13 @@ MIN_DIM, MAX_DIM = 16, 128
 
 
 class Config(NamedTuple):
-    """Launch configuration of a kernel, and what the compiled kernel takes.
+    """Launch configuration of a kernel, and what the compiled kernel takes."""
 
-    Attributes:
-        block: tokens per block; tiles of ripple attention go row by row.
-        warps: warps per program.
-        stages: blocks of a loop that are loaded ahead.
-        registers: registers per thread.
-        shared: shared memory of a program, in KiB.
-    """
-
-    block: int
-    warps: int
-    stages: int
-    registers: int
-    shared: int
+    block: int  # tokens; tiles of ripple attention go row by row
+    warps: int  # of a program
+    stages: int  # blocks of a loop that are loaded ahead
+    registers: int  # of a thread
+    shared: int  # memory of a program, in KiB
 
 
 # Small blocks in Triton's interpreter, so that tests see several.

@@ -44,41 +44,26 @@ def _programs(config: Config, device: Any) -> int:
 
 
 class Tokens(NamedTuple):
-    """Facts about q, k or v that decide the launches of a call.
+    """Facts about q, k or v that decide the launches of a call."""
 
-    Attributes:
-        batch, heads, num_tokens, dim: its shape; of packed images their number, and the tokens of
-            the longest.
-        strides: its strides.
-        dtype: its dtype.
-        device_index: index of its CUDA device, None in Triton's interpreter.
-    """
-
-    batch: int
+    batch: int  # of packed images their number
     heads: int
-    num_tokens: int
+    num_tokens: int  # of packed images those of the longest
     dim: int
     strides: Tuple[int, ...]
     dtype: torch.dtype
-    device_index: Optional[int]
+    device_index: Optional[int]  # None in Triton's interpreter
 
 
 class CallKey(NamedTuple):
-    """Everything that decides the launches of a call; a key of caches.
-
-    Attributes:
-        options: options of the kernels.
-        shapes, strides, dtypes: of the tensors, None for those that are not given.
-        device_index: index of its CUDA device, None in Triton's interpreter.
-        aligned: True if the addresses of all tensors are multiples of 16 bytes.
-    """
+    """Everything that decides the launches of a call; a key of caches."""
 
     options: Any
-    shapes: Tuple[Any, ...]
+    shapes: Tuple[Any, ...]  # of the tensors, None for those that are not given
     strides: Tuple[Any, ...]
     dtypes: Tuple[Any, ...]
-    device_index: Optional[int]
-    aligned: bool
+    device_index: Optional[int]  # None in Triton's interpreter
+    aligned: bool  # the addresses of all tensors are multiples of 16 bytes
 
     @classmethod
     def of(cls, options: Any, *tensors: Any) -> 'CallKey':

@@ -71,15 +71,9 @@ def sum_of_chunks(
     rows); SOFTMAX has masses relative to the exponential of TOP. They write TOTAL (B, heads, rows):
     masses of at least 1, with SOFTMAX the log of the sum of all weights.
 
-    Args:
-        key: key of the call.
-        count: number of sums: heads of all images, or of one if images are summed.
-        splits: number of chunks of a head.
-        rows, cols: shape of a part; PARTS is contiguous (B, heads, splits, parts, rows, cols).
-        outer: number of images that are summed.
-        size: (m, d) of a sum, ``m <= rows`` and ``d <= cols``; (rows, cols) by default.
-        parts: 2 if a chunk has two parts, whose sums are OUT and OUT2.
-        mode: SUM, MEAN or SOFTMAX.
+    PARTS is contiguous (B, heads, splits, parts, rows, cols); two parts have the sums OUT and OUT2,
+    of ``size`` (m, d) with ``m <= rows`` and ``d <= cols``. ``count`` is the number of sums: heads
+    of all images, or of one if ``outer`` images are summed.
     """
     m, d = size or (rows, cols)
     chunks = min(CHUNKS, triton.next_power_of_2(outer * splits))

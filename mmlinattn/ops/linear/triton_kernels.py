@@ -303,25 +303,15 @@ def _key_backward_kernel(
 
 
 class KernelOptions(NamedTuple):
-    """Options of the kernels.
+    """Options of the kernels."""
 
-    Attributes:
-        width: width of the map, which rotary position needs, else 0.
-        longest: the most tokens of a packed image, else 0.
-        kind: ``''`` for linear attention, ``'rala'`` or ``'mala'``.
-        feature_map: one of :data:`..common.feature_maps.KERNEL_FEATURES`.
-        eps: added to the normaliser.
-        mean_normaliser: True if eps belongs to a mean over the keys.
-        cross: True if keys and mask are of other tokens than the queries.
-    """
-
-    width: int
-    longest: int
-    kind: str
+    width: int  # of the map, which rotary position needs, else 0
+    longest: int  # the most tokens of a packed image, else 0
+    kind: str  # '' for linear attention, 'rala' or 'mala'
     feature_map: str
-    eps: float
-    mean_normaliser: bool
-    cross: bool
+    eps: float  # added to the normaliser
+    mean_normaliser: bool  # eps belongs to a mean over the keys
+    cross: bool  # keys and mask are of other tokens than the queries
 
 
 def _state(options: KernelOptions, shapes: Sequence[Any]) -> Memory:
