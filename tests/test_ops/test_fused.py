@@ -38,19 +38,31 @@ def _poison():
     torch.use_deterministic_algorithms(False)
 
 
-def fused_projection(b, n, h, d, dtype, parts=3):
+def fused_projection(b, n, h, d, dtype, draw=torch.randn):
     """q, k, v (B, heads, N, d) as views of one tensor, which is returned first."""
-    x = torch.randn(b, n, parts, h, d, device=DEVICE).to(dtype).requires_grad_()
+    x = draw(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()
     return x, x.permute(2, 0, 3, 1, 4)
 
 
-def compare(function, leaves, dtype, grad=None):
-    """``function(leaves, backend)`` fused against the reference in float64: output, gradients.
+def half_padded(b, n, padding=True):
+    """The mask of a batch whose first image is padding from its middle on."""
+    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
+    mask[0, n // 2 + 1 :] = padding
+    return mask
 
-    A leaf (B, N, 3, heads, d) is q, k and v: each has its own error.
+
+def compare(operator, leaves, dtype, grad=None, **options):
+    """``operator`` fused against the reference in float64: output, gradients.
+
+    The first leaf (B, N, 3, heads, d) is q, k and v: each has its own error.
     """
+
+    def run(leaves, backend):
+        x, *others = leaves
+        return operator(*x.permute(2, 0, 3, 1, 4), *others, backend=backend, **options)
+
     try:
-        out = function(leaves, 'triton')
+        out = run(leaves, 'triton')
     except BackendError as error:
         if DEVICE == 'cpu':
             raise
@@ -58,26 +70,19 @@ def compare(function, leaves, dtype, grad=None):
     assert out.dtype == dtype
     grad = torch.randn(out.shape, device=DEVICE) if grad is None else grad
     grad = grad.to(dtype)
-    grads = torch.autograd.grad(out, leaves, grad)
+    (dx, *grads) = torch.autograd.grad(out, leaves, grad)
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
-    exact = function(exact_leaves, 'reference')
-    exact_grads = torch.autograd.grad(exact, exact_leaves, grad.double())
-    pairs = {'output': (out, exact)}
-    for i, (a, b) in enumerate(zip(grads, exact_grads)):
-        if a.dim() == 5:
-            pairs.update(
-                zip((f'gradient {i} of {x}' for x in 'qkv'), zip(a.unbind(2), b.unbind(2)))
-            )
-        else:
-            pairs[f'gradient {i}'] = a, b
-    for name, (a, b) in pairs.items():
+    exact = run(exact_leaves, 'reference')
+    (exact_dx, *exact_grads) = torch.autograd.grad(exact, exact_leaves, grad.double())
+    found = [out, *dx.unbind(2), *grads]
+    for i, (a, b) in enumerate(zip(found, [exact, *exact_dx.unbind(2), *exact_grads])):
         # What is 0 but for eps, as the gradient of a single key, is a difference of large terms.
         vanishes = b.norm() < 1e-6
         error = ((a.double() - b).norm() / (grad if vanishes else b).norm()).item()
-        assert error < TOLERANCE[dtype], name
+        assert error < TOLERANCE[dtype], f'result {i}: output, gradients of q, k, v, others'
 
 
-RALA_CASES = [
+AUGMENTED_CASES = [
     # batch, heads, (H, W), d, dtype, feature map, rotary, padding
     (2, 2, (7, 11), 20, torch.float32, 'elu+1', True, True),
     (1, 1, (1, 1), 16, torch.float32, 'elu+1', True, False),
@@ -88,38 +93,16 @@ RALA_CASES = [
 ]
 
 
-@pytest.mark.parametrize('b, h, hw, d, dtype, phi, rotary, padding', RALA_CASES)
-def test_rala(b, h, hw, d, dtype, phi, rotary, padding):
+@pytest.mark.parametrize('operator', [rala_attention, mala_attention])
+@pytest.mark.parametrize('b, h, hw, d, dtype, phi, rotary, padding', AUGMENTED_CASES)
+def test_rala_and_mala(operator, b, h, hw, d, dtype, phi, rotary, padding):
     n = hw[0] * hw[1]
     x, _ = fused_projection(b, n, h, d, dtype)
-    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
-    mask[0, n // 2 + 1 :] = padding
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        position = Rotary(hw, d) if rotary else None
-        return rala_attention(
-            q, k, v, rotary=position, key_padding_mask=mask, feature_map=phi, backend=backend
-        )
-
-    compare(run, [x], dtype)
-
-
-@pytest.mark.parametrize('b, h, hw, d, dtype, phi, rotary, padding', RALA_CASES)
-def test_mala(b, h, hw, d, dtype, phi, rotary, padding):
-    n = hw[0] * hw[1]
-    x, _ = fused_projection(b, n, h, d, dtype)
-    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
-    mask[0, n // 2 + 1 :] = padding
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return mala_attention(
-            q, k, v, rotary=Rotary(hw, d) if rotary else None, key_padding_mask=mask,
-            feature_map=phi, eps=1e-2 if phi == 'relu' else 1e-6, backend=backend,
-        )  # fmt: skip
-
-    compare(run, [x], dtype)
+    compare(
+        operator, [x], dtype, rotary=Rotary(hw, d) if rotary else None, feature_map=phi,
+        key_padding_mask=half_padded(b, n, padding),
+        eps=1e-2 if operator is mala_attention and phi == 'relu' else 1e-6,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -135,15 +118,8 @@ def test_packed_images(operator, d, dtype, rotary):
     """Images of one token, of a part of a chunk and of several chunks."""
     packed = PackedShapes([(3, 7), (1, 1), (7, 11)])
     x, _ = fused_projection(1, packed.num_tokens, 1, d, dtype)
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        position = Rotary(packed, d) if rotary else None
-        return operator(
-            q, k, v, rotary=position, packed=packed, feature_map='elu+1', backend=backend
-        )
-
-    compare(run, [x], dtype)
+    position = Rotary(packed, d) if rotary else None
+    compare(operator, [x], dtype, rotary=position, packed=packed, feature_map='elu+1')
 
 
 WALK_CASES = [
@@ -162,16 +138,10 @@ def test_random_walk(b, h, n, d, m, dtype, steps, shared):
     x, _ = fused_projection(b, n, h, d, dtype)
     lead = (h,) if shared else (b, h)
     anchors = [(0.3 * torch.randn(*lead, m, d, device=DEVICE)).to(dtype) for _ in range(2)]
-    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
-    mask[0, n // 2 + 1 :] = True
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return random_walk_attention(
-            q, k, v, *leaves[1:], decay=0.5, steps=steps, key_padding_mask=mask, backend=backend
-        )
-
-    compare(run, [x, *(a.requires_grad_() for a in anchors)], dtype)
+    compare(
+        random_walk_attention, [x, *(a.requires_grad_() for a in anchors)], dtype,
+        decay=0.5, steps=steps, key_padding_mask=half_padded(b, n),
+    )  # fmt: skip
 
 
 LINEAR_CASES = [
@@ -191,32 +161,18 @@ LINEAR_CASES = [
 def test_linear(b, h, n, d, dtype, phi, mean):
     x = torch.rand(b, n, 3, h, d, device=DEVICE)
     x = (x if phi == 'identity' else 2 * x - 1).to(dtype).requires_grad_()
-    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
-    mask[0, n // 2 + 1 :] = True
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return linear_attention(
-            q, k, v, key_padding_mask=mask, eps=0.1, feature_map=phi, mean_normaliser=mean,
-            backend=backend,
-        )  # fmt: skip
-
-    compare(run, [x], dtype)
+    compare(
+        linear_attention, [x], dtype, key_padding_mask=half_padded(b, n), eps=0.1,
+        feature_map=phi, mean_normaliser=mean,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize('hw, d, dtype', [((7, 11), 20, torch.float32), ((5, 9), 32, torch.half)])
 def test_linear_with_rotary_position(hw, d, dtype):
-    x = torch.rand(2, hw[0] * hw[1], 3, 2, d, device=DEVICE).to(dtype).requires_grad_()
-    mask = torch.zeros(2, hw[0] * hw[1], dtype=torch.bool, device=DEVICE)
-    mask[0, 30:] = True
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return linear_attention(
-            q, k, v, key_padding_mask=mask, eps=0.1, rotary=Rotary(hw, d), backend=backend
-        )
-
-    compare(run, [x], dtype)
+    n = hw[0] * hw[1]
+    x, _ = fused_projection(2, n, 2, d, dtype, torch.rand)
+    mask = half_padded(2, n)
+    compare(linear_attention, [x], dtype, key_padding_mask=mask, eps=0.1, rotary=Rotary(hw, d))
 
 
 RIPPLE_CASES = [
@@ -235,29 +191,20 @@ RIPPLE_CASES = [
 @pytest.mark.parametrize('b, h, hw, d, max_distance, dtype', some(RIPPLE_CASES, every=2))
 def test_ripple(b, h, hw, d, max_distance, dtype):
     n = hw[0] * hw[1]
-    x = torch.rand(b, n, 3, h, d, device=DEVICE).to(dtype).requires_grad_()
-    weights = torch.rand(b, n, h, max_distance + 1, device=DEVICE).softmax(-1)
-    mask = torch.zeros(b, n, dtype=torch.bool, device=DEVICE)
-    mask[0, n // 2 + 1 :] = True
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return ripple_attention(
-            q, k, v, leaves[1].transpose(1, 2), hw_shape=hw, key_padding_mask=mask, backend=backend
-        )
-
-    compare(run, [x, weights.to(dtype).requires_grad_()], dtype)
+    x, _ = fused_projection(b, n, h, d, dtype, torch.rand)
+    weights = torch.rand(b, n, h, max_distance + 1, device=DEVICE).softmax(-1).to(dtype)
+    leaves = [x, weights.transpose(1, 2).requires_grad_()]
+    compare(ripple_attention, leaves, dtype, hw_shape=hw, key_padding_mask=half_padded(b, n))
 
 
 @pytest.mark.parametrize('largest', [3e-3, 300.0])
 def test_ripple_gradients_of_any_size_fit_float16(largest):
-    x = torch.rand(1, 400, 3, 1, 32, device=DEVICE).half().requires_grad_()
+    x, _ = fused_projection(1, 400, 1, 32, torch.half, torch.rand)
     weights = torch.rand(1, 1, 400, 3, device=DEVICE).softmax(-1).half().requires_grad_()
 
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
+    def run(q, k, v, weights, **options):
         # The values differ in sign, their mean does not hide that of the gradients.
-        return ripple_attention(q, k, 2 * v - 1, leaves[1], hw_shape=(20, 20), backend=backend)
+        return ripple_attention(q, k, 2 * v - 1, weights, hw_shape=(20, 20), **options)
 
     grad = largest * torch.randn(1, 1, 400, 32, device=DEVICE).clamp(-1, 1)
     compare(run, [x, weights], torch.float16, grad + largest * (largest > 1))
@@ -268,46 +215,33 @@ def test_queries_without_a_positive_channel_fit_float16(operator):
     x = torch.randn(1, 70, 3, 1, 16, device=DEVICE)
     x[0, 5, 0] = -1
     x[0, ::3, 1] = -1
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return operator(q, k, v, feature_map='relu', backend=backend)
-
-    compare(run, [x.half().requires_grad_()], torch.float16)
+    compare(operator, [x.half().requires_grad_()], torch.float16, feature_map='relu')
 
 
 @pytest.mark.parametrize('operator', [linear_attention, rala_attention])
 def test_gradients_of_one_sign_fit_float16(operator):
     # Small, for no weight to be so large that its gradient alone leaves the range.
     x = (0.3 * torch.randn(1, 600, 3, 1, 16, device=DEVICE)).half().requires_grad_()
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return operator(q, k, v, feature_map='elu+1', backend=backend)
-
-    compare(run, [x], torch.float16, 5000 + torch.randn(1, 1, 600, 16, device=DEVICE))
+    grad = 5000 + torch.randn(1, 1, 600, 16, device=DEVICE)
+    compare(operator, [x], torch.float16, grad, feature_map='elu+1')
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
 @pytest.mark.parametrize('name', ['linear', 'rala', 'random_walk', 'ripple'])
 def test_all_padding_yields_zero(name, dtype):
     x, (q, k, v) = fused_projection(2, 40, 2, 16, dtype)
-    mask = torch.zeros(2, 40, dtype=torch.bool, device=DEVICE)
-    mask[0] = True
+    mask = torch.arange(2, device=DEVICE)[:, None].expand(2, 40) == 0
+    options = dict(key_padding_mask=mask, backend='triton')
     if name == 'rala':
-        out = rala_attention(q, k, v, key_padding_mask=mask, backend='triton')
+        out = rala_attention(q, k, v, **options)
     elif name == 'linear':
-        out = linear_attention(q.exp(), k.exp(), v, key_padding_mask=mask, backend='triton')
+        out = linear_attention(q.exp(), k.exp(), v, **options)
     elif name == 'ripple':
         weights = torch.full((2, 2, 40, 4), 0.25, device=DEVICE, dtype=dtype)
-        out = ripple_attention(
-            q.exp(), k.exp(), v, weights, hw_shape=(5, 8), key_padding_mask=mask, backend='triton'
-        )
+        out = ripple_attention(q.exp(), k.exp(), v, weights, hw_shape=(5, 8), **options)
     else:
         anchors = torch.randn(2, 5, 16, device=DEVICE)
-        out = random_walk_attention(
-            q, k, v, anchors, anchors, key_padding_mask=mask, backend='triton'
-        )
+        out = random_walk_attention(q, k, v, anchors, anchors, **options)
     assert (out[0] == 0).all() and (out[1] != 0).any()
     out.sum().backward()
     assert torch.isfinite(x.grad).all()
@@ -387,27 +321,18 @@ def test_three_chunks_and_more(monkeypatch, name, dtype):
             launch, 'start', lambda one, x: chunks.append(one.grid[1]) or start(one, x)
         )
     draw = torch.randn if name in ('rala', 'walk') else torch.rand
-    x = draw(2, MANY, 3, 1, 16, device=DEVICE).to(dtype).requires_grad_()
-    extra = {
-        'walk': [torch.randn(1, 5, 16, device=DEVICE).to(dtype) for _ in range(2)],
-        'ripple': [torch.rand(2, 1, MANY, 3, device=DEVICE).softmax(-1).to(dtype)],
-    }.get(name, [])
+    x, _ = fused_projection(2, MANY, 1, 16, dtype, draw)
+    shape = (MANY // 10, 10)
+    operator, shapes, options = {
+        'linear': (linear_attention, [], {}),
+        'rala': (rala_attention, [], dict(rotary=Rotary(shape, 16))),
+        'walk': (random_walk_attention, [(1, 5, 16)] * 2, dict(decay=0.5)),
+        'ripple': (ripple_attention, [(2, 1, MANY, 3)], dict(hw_shape=shape)),
+    }[name]
+    others = [draw(*s, device=DEVICE).to(dtype).requires_grad_() for s in shapes]
     mask = torch.zeros(2, MANY, dtype=torch.bool, device=DEVICE)
     mask[0, : MANY // 2] = True
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        options = dict(key_padding_mask=mask, backend=backend)
-        if name == 'linear':
-            return linear_attention(q, k, v, **options)
-        if name == 'rala':
-            return rala_attention(q, k, v, rotary=Rotary((MANY // 10, 10), 16), **options)
-        if name == 'walk':
-            return random_walk_attention(q, k, v, *leaves[1:], decay=0.5, **options)
-        shape = (MANY // 10, 10)
-        return ripple_attention(q, k, v, leaves[1], hw_shape=shape, **options)
-
-    compare(run, [x, *(t.requires_grad_() for t in extra)], dtype)
+    compare(operator, [x, *others], dtype, key_padding_mask=mask, **options)
     assert DEVICE != 'cpu' or sum(count >= 3 for count in chunks) >= 2, chunks
 
 
@@ -419,17 +344,10 @@ def test_walks_between_anchors_in_float32(decay, steps):
     there stay float32 where torch allows its own TF32."""
     x, _ = fused_projection(2, 70, 1, 16, torch.float32)
     anchors = [torch.randn(1, 9, 16, device=DEVICE).requires_grad_() for _ in range(2)]
-
-    def run(leaves, backend):
-        q, k, v = leaves[0].permute(2, 0, 3, 1, 4)
-        return random_walk_attention(
-            q, k, v, *leaves[1:], decay=decay, steps=steps, backend=backend
-        )
-
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision('high')
     try:
-        compare(run, [x, *anchors], torch.float32)
+        compare(random_walk_attention, [x, *anchors], torch.float32, decay=decay, steps=steps)
     finally:
         torch.set_float32_matmul_precision(before)
 
