@@ -1,4 +1,4 @@
-"""Packed images: operators against N x N definitions with a mask between images."""
+"""Packed images: operators against each image alone."""
 
 import pytest
 import torch
@@ -15,50 +15,26 @@ SHAPES = [(3, 5), (1, 1), (4, 2), (5, 3)]
 OPERATORS = dict(linear=linear_attention, rala=rala_attention, mala=mala_attention)
 
 
-def turned(x, places):
-    """Rotate pairs of channels by row (first half) and column (second half) in complex numbers."""
-    count = x.shape[-1] // 4
-    angle = 10000.0 ** -torch.linspace(0, 1, count, dtype=x.dtype)
-    angles = torch.cat([places[:, :1] * angle, places[:, 1:] * angle], 1)  # [T, d/2]
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
-
-
-def definition(name, q, k, v, shapes, extra, rotary, eps=1e-6):
-    """One T x T matrix, 0 between images."""
-    ids, places = [], []
-    for i, (height, width) in enumerate(shapes):
-        ids += [i] * (extra + height * width)
-        places += [(0, 0)] * extra + [(y, x) for y in range(height) for x in range(width)]
-    ids, places = torch.tensor(ids), torch.tensor(places, dtype=q.dtype)
-    same = (ids[:, None] == ids).to(q.dtype)  # [T, T]
-    count = same.sum(1, keepdim=True)
-    q, k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
-    q_turned, k_turned = (turned(x, places) if rotary else x for x in (q, k))
-    norms, products = q @ k.mT * same, q_turned @ k_turned.mT * same
-    scale = q.shape[-1] ** -0.5
-    if name == 'mala':
-        z = scale * norms.sum(-1, keepdim=True) / count
-        return ((1 + 1 / (z + eps)) * scale * products - z * same) / count @ v
-    weights = torch.ones_like(q[..., 0])[..., None, :]
-    if name == 'rala':
-        mean = same @ q / count
-        scores = (scale * mean @ k.mT).masked_fill(same == 0, float('-inf'))
-        weights, eps = scores.softmax(-1) * count, eps * count
-    return products * weights @ v / ((norms * weights).sum(-1, keepdim=True) + eps)
+def one_by_one(name, tensors, shapes, extra=0, rotary=False, **options):
+    """Compute each image alone."""
+    outs, packed = [], PackedShapes(shapes, extra)
+    for hw_shape, *image in zip(shapes, *(packed.split(x, 2) for x in tensors)):
+        position = Rotary(hw_shape, image[0].shape[-1], num_extra_tokens=extra) if rotary else None
+        outs.append(OPERATORS[name](*image, feature_map='elu+1', rotary=position, **options))
+    return torch.cat(outs, 2)
 
 
 @pytest.mark.parametrize('backend', ['reference', 'torch'])
 @pytest.mark.parametrize('extra, rotary', [(0, True), (2, True), (1, False)])
 @pytest.mark.parametrize('name', OPERATORS)
-def test_operators_equal_the_definition(name, extra, rotary, backend):
+def test_images_are_as_alone(name, extra, rotary, backend):
     packed = PackedShapes(SHAPES, extra)
     q, k, v = torch.randn(3, 1, 2, packed.num_tokens, 8, dtype=torch.float64).requires_grad_()
     out = OPERATORS[name](
         q, k, v, feature_map='elu+1', rotary=Rotary(packed, 8) if rotary else None, packed=packed,
         backend=backend,
     )  # fmt: skip
-    expected = definition(name, q, k, v, SHAPES, extra, rotary)
+    expected = one_by_one(name, (q, k, v), SHAPES, extra, rotary, backend='reference')
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
     weight = torch.randn_like(v)
     grads = (torch.autograd.grad(x, (q, k, v), weight) for x in (out, expected))
@@ -89,7 +65,7 @@ def test_sums_are_in_float32_under_autocast(name):
     with torch.autocast('cpu', torch.bfloat16):
         out = OPERATORS[name](q, k, v, feature_map='elu+1', packed=packed)
     assert out.dtype == torch.bfloat16
-    exact = definition(name, *(x.double() for x in (q, k, v)), packed.hw_shapes, 0, False)
+    exact = one_by_one(name, (q.double(), k.double(), v.double()), packed.hw_shapes)
     assert (out - exact).norm() < 5e-3 * exact.norm()
 
 

@@ -18,8 +18,9 @@ def run(name, *tensors, mask, backend):
     return OPERATORS[name][0](HW, *tensors, key_padding_mask=mask, backend=backend)
 
 
-def leaves_of(name):
-    q, k, v = torch.randn(3, BATCH, HEADS, TOKENS, DIM, dtype=torch.float64)
+def leaves_of(name, width=DIM):
+    widths = DIM, DIM, DIM if name == 'additive' else width
+    q, k, v = (torch.randn(BATCH, HEADS, TOKENS, d, dtype=torch.float64) for d in widths)
     return [q, k, v, *random_tensors(OPERATORS[name][1], q)]
 
 
@@ -31,13 +32,16 @@ def mask():
 
 
 @every_operator
-@pytest.mark.parametrize('padding, watched', [(False, False), (True, False), (True, True)])
-def test_chunks_make_no_difference(name, padding, watched, mask, monkeypatch):
+@pytest.mark.parametrize(
+    'chunks, width, padding, watched',
+    [(1, 3, True, False), (3, DIM, False, False), (3, 1, True, False), (3, 20, True, True)],
+)
+def test_chunks_make_no_difference(name, chunks, width, padding, watched, mask, monkeypatch):
     """In a dispatch mode the forward pass has one chunk of all tokens, the backward pass three."""
-    monkeypatch.setattr(numerics, 'CPU_CHUNK', 1)
-    leaves, mask = leaves_of(name), mask if padding else None
-    assert len(numerics.token_chunks(leaves[0])) == 3
-    cotangent = torch.randn_like(leaves[0])
+    monkeypatch.setattr(numerics, 'CPU_CHUNK', 2**20 if chunks == 1 else 1)
+    leaves, mask = leaves_of(name, width), mask if padding else None
+    assert len(numerics.token_chunks(leaves[0])) == chunks
+    cotangent = torch.randn_like(leaves[2])
     results = []
     for backend in ('torch', 'reference'):
         inputs = [x.clone().requires_grad_() for x in leaves]

@@ -64,8 +64,9 @@ def turned(x: Tensor, rotary: Optional[Rotary]) -> Tensor:
 # Each takes q, k, v (heads, N, d), further tensors of the image, which keys are real (N), options.
 
 
-def linear(q, k, v, real, feature_map, rotary, eps=1e-6):
+def linear(q, k, v, real, feature_map, rotary, mean_normaliser, eps=1e-6):
     q, k = features(feature_map, q), features(feature_map, k)
+    eps = eps * int(real.sum()) if mean_normaliser else eps
     norm = (q @ k[:, real].mT).sum(-1, keepdim=True) + eps
     return turned(q, rotary) @ turned(k, rotary)[:, real].mT @ v[:, real] / norm
 
@@ -229,6 +230,8 @@ def cases(draw, name: str) -> Case:
         maps = ('elu+1', 'relu', 'softmax')
         options['feature_map'] = pick(*maps)
         options['rotary'] = pick(None, Rotary(hw_shape, dim) if dim % 4 == 0 else None)
+        if name == 'linear':
+            options.update(mean_normaliser=pick(False, True), eps=pick(1e-6, 0.3))
     elif name == 'walk':
         options.update(decay=pick(0.1, 0.5, 0.9), steps=pick(None, 1, 3))
     elif name == 'nystrom':
