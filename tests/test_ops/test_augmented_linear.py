@@ -1,4 +1,4 @@
-"""Errors that RALA and MALA share."""
+"""What sets RALA and MALA apart from linear attention, and their errors."""
 
 import pytest
 import torch
@@ -61,3 +61,25 @@ def test_token_weights_of_another_shape(weights):
 def test_rotary_that_does_not_fit(x, rotary, message):
     with pytest.raises(ValueError, match=message):
         apply_rotary(x, rotary)
+
+
+def test_without_augmentation_it_is_plain_linear_attention():
+    q, k, v = torch.randn(3, 1, 2, 9, 8, dtype=torch.float64)
+    ones = torch.ones(1, 1, 1, dtype=torch.float64)
+    out = rala_attention(q, k, v, token_weights=ones, eps=0)
+    phi_q, phi_k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
+    kernel = phi_q @ phi_k.mT
+    torch.testing.assert_close(out, (kernel / kernel.sum(-1, keepdim=True)) @ v)
+
+
+def test_weights_sum_to_one_and_follow_the_length_of_the_query():
+    """What linear attention lacks: a longer query has sharper weights."""
+    q, k = torch.randn(2, 1, 1, 12, 8, dtype=torch.float64)
+    q = q.relu() + 1  # phi then adds 1: its length can be scaled
+    identity = torch.eye(12, dtype=torch.float64)[None, None]
+    spreads = []
+    for scale in (1, 4):
+        weights = mala_attention(scale * q, k, identity, eps=0)
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        spreads.append(weights.std(-1))
+    assert (spreads[1] > 2 * spreads[0]).all()
