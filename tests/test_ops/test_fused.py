@@ -1,7 +1,5 @@
 """Triton kernels against the float64 definitions; without a GPU, in Triton's interpreter."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -17,14 +15,11 @@ from mmlinattn.ops import (
     random_walk_attention,
     ripple_attention,
 )
-from mmlinattn.ops.common import dispatch, partition
-from mmlinattn.ops.common.launch_table import Config
+from mmlinattn.ops.common import dispatch
 from tests.sizes import LONG, some
 
 if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
-
-from mmlinattn.ops.linear.triton_kernels import KernelOptions, _Launches
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -263,44 +258,6 @@ def test_sums_of_chunks_are_not_rounded_by_autocast():
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         out = linear_attention(q, k, v, backend='triton')
     torch.testing.assert_close(out, expected)
-
-
-H200 = SimpleNamespace(
-    major=9, multi_processor_count=132, regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048, shared_memory_per_multiprocessor=228 * 1024,
-    shared_memory_per_block_optin=227 * 1024,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    'registers, warps, shared, programs',
-    [(128, 4, 1, 4), (129, 4, 1, 3), (128, 8, 1, 2), (32, 4, 75, 3), (16, 1, 0, 64),
-     (255, 16, 1, 1)],
-)  # fmt: skip
-def test_programs_that_a_gpu_holds(registers, warps, shared, programs):
-    assert partition._programs(Config(64, warps, 2, registers, shared), H200) == programs
-
-
-@pytest.mark.parametrize(
-    'heads, num_tokens, chunk',
-    [(4, 100, 256), (4, 2000, 256), (4, 100_000, 768), (999, 4096, 4096)],
-)
-def test_chunks_on_a_gpu(monkeypatch, heads, num_tokens, chunk):
-    """Four blocks at least, and as many chunks as the GPU holds programs at once."""
-    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: H200)
-    config = Config(64, 4, 3, 128, 0)
-    monkeypatch.setattr(partition.launch_table, 'find', lambda *args: config)
-    tokens = partition.Tokens(1, heads, num_tokens, 64, (), torch.half, 0)
-    splits = -(-num_tokens // chunk)
-    assert partition.split_tokens('kv_state', tokens) == (config, chunk, splits)
-
-
-def test_packed_images_are_a_batch_of_the_longest():
-    q, images = torch.empty(1, 3, 960, 16), torch.empty(2, 4)
-    for table, longest, found in ((None, 0, (1, 3, 960, 16)), (images, 720, (2, 3, 720, 16))):
-        options = KernelOptions(0, longest, '', 'elu+1', 1e-6, True, False)
-        launches = _Launches(partition.CallKey.of(options, q, q, q, None, table, None))
-        assert launches.q[:4] == launches.k[:4] == found
 
 
 # Tokens of several chunks.

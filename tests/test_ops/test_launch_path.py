@@ -36,6 +36,7 @@ if dispatch.TRITON_PROBLEM:
 
 from mmlinattn.ops.common import launch as launching
 from mmlinattn.ops.common import launch_table, partition
+from mmlinattn.ops.linear.triton_kernels import KernelOptions, _Launches
 
 pytestmark = pytest.mark.filterwarnings('ignore:Accessing the data pointer of FakeTensor')
 
@@ -273,6 +274,40 @@ def test_exact_products_that_a_gpu_does_not_have(monkeypatch, clean):
 def test_rows_of_the_table_by_gpu():
     found = {name: launch_table.architecture(gpu) for name, gpu in GPUS.items()}
     assert found.pop('H100') == found.pop('B200') == 'sm_90' and set(found.values()) == {'sm_80'}
+
+
+@pytest.mark.parametrize(
+    'registers, warps, shared, programs',
+    [(128, 4, 1, 4), (129, 4, 1, 3), (128, 8, 1, 2), (32, 4, 75, 3), (16, 1, 0, 64),
+     (255, 16, 1, 1)],
+)  # fmt: skip
+def test_programs_that_a_gpu_holds(registers, warps, shared, programs):
+    assert (
+        partition._programs(launch_table.Config(64, warps, 2, registers, shared), GPUS['H100'])
+        == programs
+    )
+
+
+@pytest.mark.parametrize(
+    'heads, num_tokens, chunk',
+    [(4, 100, 256), (4, 2000, 256), (4, 100_000, 768), (999, 4096, 4096)],
+)
+def test_chunks_on_a_gpu(monkeypatch, heads, num_tokens, chunk):
+    """Four blocks at least, and as many chunks as the GPU holds programs at once."""
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: GPUS['H100'])
+    config = launch_table.Config(64, 4, 3, 128, 0)
+    monkeypatch.setattr(launch_table, 'find', lambda *args: config)
+    tokens = partition.Tokens(1, heads, num_tokens, 64, (), torch.half, 0)
+    splits = -(-num_tokens // chunk)
+    assert partition.split_tokens('kv_state', tokens) == (config, chunk, splits)
+
+
+def test_packed_images_are_a_batch_of_the_longest():
+    q, images = torch.empty(1, 3, 960, 16), torch.empty(2, 4)
+    for table, longest, found in ((None, 0, (1, 3, 960, 16)), (images, 720, (2, 3, 720, 16))):
+        options = KernelOptions(0, longest, '', 'elu+1', 1e-6, True, False)
+        launches = _Launches(partition.CallKey.of(options, q, q, q, None, table, None))
+        assert launches.q[:4] == launches.k[:4] == found
 
 
 @pytest.mark.parametrize('layer', [RALA, RWGKA])
