@@ -47,14 +47,10 @@ def choose_backend(
     unsupported_reason: Optional[Callable[..., Optional[str]]] = None, *args: Any,
     algorithms: Tuple[str, ...] = (),
 ) -> str:  # fmt: skip
-    """Return the name of the implementation that a call runs.
+    """Return the name of the implementation that a call runs; the device of ``q`` decides.
 
-    Args:
-        operator: name of the operator, for error messages.
-        q: first tensor of the call; its device decides.
-        unsupported_reason: called with ``args``, returns why the kernels cannot serve the call, or
-            None if they can. None for an operator without kernels.
-        algorithms: further values that ``backend`` may have.
+    ``unsupported_reason(*args)`` returns why the kernels cannot serve the call, or None; it is None
+    for an operator without kernels. ``algorithms`` are further values of ``backend``.
 
     Raises:
         ValueError: ``backend`` is unknown.

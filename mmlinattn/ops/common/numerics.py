@@ -169,9 +169,6 @@ def fits_cache(x: Tensor, width: Optional[int] = None) -> bool:
     return x.device.type == 'cpu' and batch * heads * num_tokens * (width or dim) <= 4 * CPU_CHUNK
 
 
-_ALL = [slice(None)]
-
-
 def token_chunks(
     x: Tensor, width: Optional[int] = None, tracing: Optional[bool] = None
 ) -> List[slice]:
@@ -182,7 +179,7 @@ def token_chunks(
     """
     tracing = is_tracing() if tracing is None else tracing
     if tracing or fits_cache(x, width) or has_dispatch_mode():
-        return _ALL
+        return [slice(None)]
     batch, heads, num_tokens, dim = x.shape
     size = max(chunk_budget(x.device) // max(batch * heads * (width or dim), 1), 64)
     return [slice(i, min(i + size, num_tokens)) for i in range(0, num_tokens, size)]

@@ -191,12 +191,7 @@ def _forward_launch(key: CallKey) -> Launch:
 
 
 def forward(options: tuple, *tensors: Any) -> List[Tensor]:
-    """Return the features of q and k.
-
-    Args:
-        options: none, an empty tuple.
-        tensors: q, k (B, heads, N, d) and the contiguous parameters W1, W2 and b2.
-    """
+    """Return the features of q, k (B, heads, N, d) by the contiguous parameters W1, W2 and b2."""
     q, k, *learnt = tensors
     out = [token_major(q), token_major(k)]
     _forward_launch(CallKey.of(options, *tensors))(q, k, *learnt, *out)
@@ -232,7 +227,7 @@ def backward(
     _memory, *parts = launches.scratch.allocate(q, launches.add[-1])
     frequencies, weight, _ = learnt
     launches.tokens(q, k, frequencies, weight, *saved, *grads, dq, dk, *parts)
-    found = [x.new_empty(x.shape) for x in learnt if x is not None]
+    found = [x.new_empty(x.shape) for x in learnt]
     for add, part, out in zip(launches.add, parts, found):
         add(part, part, part, out, out, part)
     return (dq, dk, *found)

@@ -373,10 +373,8 @@ class _ForwardLaunches(_Launches):
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     """Return the output and the state, see :func:`_state`.
 
-    Args:
-        options: options of the kernels.
-        tensors: q, k, v (B, heads, N, d), padding mask (B, N) or None,
-            :meth:`.PackedShapes.table` of packed images or None, :meth:`.Rotary.axes` or None.
+    The tensors are q, k, v (B, heads, N, d), padding mask (B, N) or None,
+    :meth:`.PackedShapes.table` of packed images or None, :meth:`.Rotary.axes` or None.
     """
     launches = _ForwardLaunches(CallKey.of(options, *tensors))
     q, k, v, mask, images, axes = tensors

@@ -399,15 +399,10 @@ class _ForwardLaunches(_Launches):
 
 
 def forward(options: Walk, *tensors: Any) -> List[Tensor]:
-    """Run the forward pass.
+    """Return the output and the state, see :func:`_state`.
 
-    Args:
-        options: options of the walk.
-        tensors: q, k, v (B, heads, N, d), contiguous anchors_q and anchors_k (heads, M, d) or
-            (B, heads, M, d) of one dtype, padding mask (B, N) or None.
-
-    Returns:
-        the output and the state, see :func:`_state`.
+    The tensors are q, k, v (B, heads, N, d), anchors_q, anchors_k, and padding mask (B, N) or None.
+    Both anchors are contiguous, (heads, M, d) or (B, heads, M, d), of one dtype.
     """
     q, k, v, anchors_q, anchors_k, mask = tensors
     launches = _ForwardLaunches(CallKey.of(options, *tensors))

@@ -357,10 +357,7 @@ class _ForwardLaunches(_Launches):
 def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
     """Return the output and the state, see :func:`_state`.
 
-    Args:
-        options: options of the kernels.
-        tensors: q, k, v (B, heads, N, d), weights (B, heads, N, R + 1), padding mask (B, N) or
-            None.
+    The tensors are q, k, v (B, heads, N, d), weights (B, heads, N, R + 1), mask (B, N) or None.
     """
     q, k, v, weights, mask = tensors
     launches, padding = _ForwardLaunches(CallKey.of(options, *tensors)), as_bytes(mask, q)
