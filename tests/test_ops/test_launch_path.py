@@ -35,7 +35,7 @@ if dispatch.TRITON_PROBLEM:
     pytest.skip(dispatch.TRITON_PROBLEM, allow_module_level=True)
 
 from mmlinattn.ops.common import launch as launching
-from mmlinattn.ops.common import launch_table, partition
+from mmlinattn.ops.common import launch_table
 from mmlinattn.ops.linear.triton_kernels import KernelOptions, _Launches
 
 pytestmark = pytest.mark.filterwarnings('ignore:Accessing the data pointer of FakeTensor')
@@ -210,11 +210,7 @@ def fake_gpu(monkeypatch, name):
     monkeypatch.setattr(launching.Memory, 'parts', parts_by_address)
     monkeypatch.setattr(launching, 'current_stream', lambda: 7)
     launch_table._find_unsupported.cache_clear()
-    for operator in ('linear', 'random_walk', 'ripple', 'learnt_features'):
-        module = __import__(f'mmlinattn.ops.{operator}.triton_kernels', fromlist=['OPERATOR'])
-        for cached in vars(module).values():
-            if hasattr(cached, 'cache_clear'):
-                cached.cache_clear()
+    launching._planned.cache_clear()
     return seen
 
 
@@ -283,7 +279,7 @@ def test_rows_of_the_table_by_gpu():
 )  # fmt: skip
 def test_programs_that_a_gpu_holds(registers, warps, shared, programs):
     assert (
-        partition._programs(launch_table.Config(64, warps, 2, registers, shared), GPUS['H100'])
+        launching._programs(launch_table.Config(64, warps, 2, registers, shared), GPUS['H100'])
         == programs
     )
 
@@ -295,18 +291,15 @@ def test_programs_that_a_gpu_holds(registers, warps, shared, programs):
 def test_chunks_on_a_gpu(monkeypatch, heads, num_tokens, chunk):
     """Four blocks at least, and as many chunks as the GPU holds programs at once."""
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: GPUS['H100'])
-    config = launch_table.Config(64, 4, 3, 128, 0)
-    monkeypatch.setattr(launch_table, 'find', lambda *args: config)
-    tokens = partition.Tokens(1, heads, num_tokens, 64, (), torch.half, 0)
-    splits = -(-num_tokens // chunk)
-    assert partition.split_tokens('kv_state', tokens) == (config, chunk, splits)
+    tokens = launching.Tokens(1, heads, num_tokens, 64, (), torch.half, 0)
+    assert tokens.chunk(launch_table.Config(64, 4, 3, 128, 0)) == chunk
 
 
 def test_packed_images_are_a_batch_of_the_longest():
     q, images = torch.empty(1, 3, 960, 16), torch.empty(2, 4)
     for table, longest, found in ((None, 0, (1, 3, 960, 16)), (images, 720, (2, 3, 720, 16))):
         options = KernelOptions(0, longest, '', 'elu+1', 1e-6, True, False)
-        launches = _Launches(partition.CallKey.of(options, q, q, q, None, table, None))
+        launches = _Launches(launching.CallKey.of(options, q, q, q, None, table, None))
         assert launches.q[:4] == launches.k[:4] == found
 
 
@@ -347,8 +340,8 @@ def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean, 
     starts = []
     start = launching.start
     monkeypatch.setattr(launching, 'start', lambda *args: starts.append(args[1]) or start(*args))
-    key = partition.CallKey.of
-    monkeypatch.setattr(partition.CallKey, 'of', lambda *x: key(*x)._replace(aligned=False))
+    key = launching.CallKey.of
+    monkeypatch.setattr(launching.CallKey, 'of', lambda *x: key(*x)._replace(aligned=False))
     for _ in range(2):
         run(CALLS[call][1], torch.half, 64)
     assert len(starts) == len(seen) > 0

@@ -11,7 +11,7 @@ from typing import Any, List, Sequence, Tuple
 import triton.language as tl
 from torch import Tensor
 
-from .partition import CallKey, Tokens, padded
+from .launch import CallKey, Tokens, padded
 from .reduction import MEAN, SOFTMAX, sum_of_chunks
 from .triton_helpers import (
     ELU1,

@@ -7,6 +7,7 @@ argument, and so are their options as text: a schema knows tensors, numbers and 
 """
 
 import ast
+import functools
 import math
 from importlib import import_module
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -14,6 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import torch
 from torch import Tensor
 
+from . import launch_table
 from .first_derivative import first_derivative_only
 from .launch_table import Config
 from .numerics import has_dispatch_mode, needs_gradient, token_major
@@ -130,16 +132,124 @@ def as_bytes(mask: Optional[Tensor], unused: Tensor) -> Tensor:
     return unused if mask is None else mask.contiguous().view(torch.uint8)
 
 
+class Tokens(NamedTuple):
+    """Facts about q, k or v that decide the launches of a call."""
+
+    batch: int  # of packed images their number
+    heads: int
+    num_tokens: int  # of packed images those of the longest
+    dim: int
+    strides: Tuple[int, ...]
+    dtype: torch.dtype
+    device_index: Optional[int]  # None in Triton's interpreter
+
+    def config(self, kernel: str, num_anchors: int = 0) -> Config:
+        """Return the configuration of a kernel, see :func:`.launch_table.find`."""
+        if self.device_index is None:
+            return launch_table.INTERPRETED
+        row = launch_table.architecture(torch.cuda.get_device_properties(self.device_index))
+        found = launch_table.find(row, kernel, self.dtype, self.dim, num_anchors)
+        assert found is not None, kernel  # unsupported_tokens has looked it up
+        return found
+
+    def chunk(self, config: Config) -> int:
+        """Return the number of tokens of a program.
+
+        The programs that fit on the device share the tokens, at least four blocks each, because
+        each writes its sums. In the interpreter it is two blocks, so that tests see several chunks.
+        """
+        if self.device_index is None:
+            return 2 * config.block
+        device = torch.cuda.get_device_properties(self.device_index)
+        programs = _programs(config, device) * device.multi_processor_count
+        programs = max(1, programs // (self.batch * self.heads))
+        return config.block * max(4, -(-self.num_tokens // (programs * config.block)))
+
+
+class CallKey(NamedTuple):
+    """Everything that decides the launches of a call; a key of caches."""
+
+    options: Any
+    shapes: Tuple[Any, ...]  # of the tensors, None for those that are not given
+    strides: Tuple[Any, ...]
+    dtypes: Tuple[Any, ...]
+    device_index: Optional[int]  # None in Triton's interpreter
+    aligned: bool  # the addresses of all tensors are multiples of 16 bytes
+
+    @classmethod
+    def of(cls, options: Any, *tensors: Any) -> 'CallKey':
+        """Return the key of tensors or None; the first one is a tensor."""
+        shapes = tuple([None if x is None else x.shape for x in tensors])
+        strides = tuple([None if x is None else x.stride() for x in tensors])
+        dtypes = tuple([None if x is None else x.dtype for x in tensors])
+        address = 0
+        for x in tensors:
+            if x is not None:
+                address |= x.data_ptr()
+        index = tensors[0].get_device()
+        index = None if index < 0 else index
+        return cls(options, shapes, strides, dtypes, index, not address & 15)
+
+    def tokens(self, place: int) -> Tokens:
+        """Return the facts about tensor ``place``, (B, heads, N, d)."""
+        batch, heads, num_tokens, dim = self.shapes[place]
+        strides = self.strides[place]
+        return Tokens(batch, heads, num_tokens, dim, strides, self.dtypes[0], self.device_index)
+
+    def over_tokens(
+        self, name: str, kernel: Any, x: Tokens, strides: Sequence[int], *sizes: float,
+        after: Sequence[float] = (), num_anchors: int = 0, **constants: Any,
+    ) -> Launch:  # fmt: skip
+        """Return the launch of one program per head and chunk of the tokens ``x``.
+
+        After its tensors the kernel has ``strides``, the number of heads and of tokens, ``sizes``,
+        the tokens of a chunk, and ``after``. ``constants`` are its ``constexpr`` parameters besides
+        D, BD and BN.
+        """
+        config = x.config(name, num_anchors)
+        chunk = x.chunk(config)
+        constants.update(D=x.dim, BD=padded(x.dim), BN=config.block)
+        arguments = (*strides, x.heads, x.num_tokens, *sizes, chunk, *after)
+        grid = x.batch * x.heads, -(-x.num_tokens // chunk)
+        return Launch(kernel, grid, arguments, constants, config, self.aligned)
+
+
+def padded(size: int) -> int:
+    """Return the padded size of a dimension in a kernel: the next power of 2, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def token_strides(x: Tokens) -> Tuple[int, int, int, int]:
+    """Return the strides of a new tensor of :func:`.numerics.token_major`."""
+    width = x.heads * x.dim
+    return x.num_tokens * width, x.dim, width, 1
+
+
+def _programs(config: Config, device: Any) -> int:
+    """Return how many programs of a kernel a multiprocessor runs at once."""
+    of_warp = -(-max(config.registers, 16) // 8) * 8 * 32  # registers come in steps of 8
+    shared = device.shared_memory_per_multiprocessor // 1024
+    fit = min(
+        device.regs_per_multiprocessor // (of_warp * config.warps),
+        shared // (config.shared + 1),  # each program reserves another KiB
+        device.max_threads_per_multi_processor // (32 * config.warps),
+    )
+    return max(fit, 1)
+
+
 class KernelOperator(NamedTuple):
     """The kernels of an operator, constant ``OPERATOR`` of the module that holds them.
 
-    ``forward(options, *tensors)`` returns the outputs, which are like the first tensors, and the
-    state, float32. ``backward(options, grads, tensors, saved)`` returns the gradients of the first
-    tensors; ``saved`` is the state, or the outputs if there is no state.
+    ``forward(key)`` plans a pass for a :class:`CallKey` of the tensors. The plan is called
+    with them and returns the outputs, which are like the first tensors, and the state, float32.
+    ``backward(key)`` has the gradients of the outputs in its key, too. The plan is called with
+    tensors, state (or outputs if there is no state) and gradients, and returns the gradients of the
+    first tensors.
     """
 
-    forward: Callable[..., List[Tensor]]
-    backward: Callable[..., Sequence[Tensor]]
+    module: str  # that holds them
+    forward: Callable[[CallKey], Callable[..., List[Tensor]]]
+    backward: Callable[[CallKey], Callable[..., Sequence[Tensor]]]
     state: Optional[Callable[..., Memory]]  # layout of the state, by options and shapes of tensors
     options: Any  # their class, a NamedTuple of numbers, strings and None
     num_sizes: int  # number of options, the first ones, that may be symbolic sizes
@@ -152,28 +262,36 @@ class KernelOperator(NamedTuple):
             given = tuple([x is not None for x in tensors])  # autograd overlooks lists with None
             present, sizes = [x for x in tensors if x is not None], list(options[: self.num_sizes])
             rest = _encoded(given, tuple(options[self.num_sizes :]))
-            results = _forward(present, self.forward.__module__, sizes, rest)
+            results = _forward(present, self.module, sizes, rest)
         elif needs_gradient(*tensors):
             return _Function.apply(self, options, *tensors)
         else:
-            results = call_on_device(self.forward, options, *tensors)
+            results = _run(self.forward, options, tensors)
         return results[0] if self.num_outputs == 1 else tuple(results[: self.num_outputs])
 
 
-def call_on_device(function: Callable[..., Any], options: Any, *args: Any) -> Any:
-    """Call ``function(options, *args)``, with the device of its tensors as the current one."""
-    first = args[0] if isinstance(args[0], Tensor) else args[0][0]
-    index = first.get_device()
-    if index < 0 or index == torch.cuda.current_device():
-        return function(options, *args)
+def _run(
+    plan: Callable[[CallKey], Callable[..., Any]], options: Any, tensors: Sequence[Any],
+    saved: Sequence[Tensor] = (), grads: Sequence[Tensor] = (),
+) -> Any:  # fmt: skip
+    """Compute a pass, with the device of its tensors as the current one."""
+    key = CallKey.of(options, *tensors, *grads)
+    launches, index = _planned(plan, key), key.device_index
+    if index is None or index == torch.cuda.current_device():
+        return launches(*tensors, *saved, *grads)
     with torch.cuda.device(index):
-        return function(options, *args)
+        return launches(*tensors, *saved, *grads)
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned(plan: Callable[[CallKey], Callable[..., Any]], key: CallKey) -> Callable[..., Any]:
+    return plan(key)
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, operator: KernelOperator, options: Any, *tensors: Optional[Tensor]) -> Any:
-        results = call_on_device(operator.forward, options, *tensors)
+        results = _run(operator.forward, options, tensors)
         ctx.operator, ctx.options, ctx.count = operator, options, len(tensors)
         ctx.save_for_backward(*tensors, *(results[operator.num_outputs :] or results))
         return results[0] if operator.num_outputs == 1 else tuple(results[: operator.num_outputs])
@@ -182,9 +300,7 @@ class _Function(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx, *grads: Tensor) -> Tuple[Optional[Tensor], ...]:
         saved, count = ctx.saved_tensors, ctx.count
-        found = call_on_device(
-            ctx.operator.backward, ctx.options, grads, saved[:count], saved[count:]
-        )
+        found = _run(ctx.operator.backward, ctx.options, saved[:count], saved[count:], grads)
         return (None, None, *found, *[None] * (count - len(found)))
 
 
@@ -207,7 +323,7 @@ def _forward(
     tensors: Sequence[Tensor], module: str, sizes: Sequence[int], rest: str
 ) -> List[Tensor]:
     operator, options, given = _decoded(module, tensors, sizes, rest)
-    return call_on_device(operator.forward, options, *given)
+    return _run(operator.forward, options, given)
 
 
 @_forward.register_fake
@@ -226,7 +342,7 @@ def _backward(
     sizes: Sequence[int], rest: str,
 ) -> List[Tensor]:  # fmt: skip
     operator, options, given = _decoded(module, tensors, sizes, rest)
-    return list(call_on_device(operator.backward, options, grads, given, saved))
+    return list(_run(operator.backward, options, given, saved, grads))
 
 
 @_backward.register_fake

@@ -5,9 +5,8 @@ from typing import Optional, Tuple
 import triton
 import triton.language as tl
 
-from .launch import Launch
+from .launch import CallKey, Launch
 from .launch_table import Config
-from .partition import CallKey
 from .triton_helpers import LOWEST, exp, kernel
 
 # Elements that a program holds at once: the chunks, at most 32, by their columns.

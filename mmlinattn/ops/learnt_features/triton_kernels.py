@@ -4,16 +4,14 @@ One program maps a chunk of the queries of a head and the same chunk of its keys
 gradients of the parameters: they are written once for the two chunks.
 """
 
-import functools
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Tuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.launch import KernelOperator, Launch, Memory
+from ..common.launch import CallKey, KernelOperator, Memory, token_strides
 from ..common.numerics import token_major
-from ..common.partition import CallKey, token_strides
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import add_product, kernel, load_rows, product, rounded, store_rows
 
@@ -182,24 +180,21 @@ def _backward_kernel(
     tl.store(DBIAS + chunk * D + cols, d_bias, mask=cols < D)
 
 
-@functools.lru_cache(maxsize=1024)
-def _forward_launch(key: CallKey) -> Launch:
-    q = key.tokens(0)
-    strides = (*q.strides, *key.strides[1], *token_strides(q))
-    per_head = len(key.shapes[2]) == 3
-    return key.over_tokens('adaptive', _forward_kernel, q, strides, PER_HEAD=per_head)
+class _Forward:
+    def __init__(self, key: CallKey) -> None:
+        q = key.tokens(0)
+        strides = (*q.strides, *key.strides[1], *token_strides(q))
+        per_head = len(key.shapes[2]) == 3
+        self.tokens = key.over_tokens('adaptive', _forward_kernel, q, strides, PER_HEAD=per_head)
+
+    def __call__(self, q: Tensor, k: Tensor, *learnt: Tensor) -> List[Tensor]:
+        """Return the features of q, k (B, heads, N, d) by the contiguous parameters W1, W2, b2."""
+        out = [token_major(q), token_major(k)]
+        self.tokens(q, k, *learnt, *out)
+        return out
 
 
-def forward(options: tuple, *tensors: Any) -> List[Tensor]:
-    """Return the features of q, k (B, heads, N, d) by the contiguous parameters W1, W2 and b2."""
-    q, k, *learnt = tensors
-    out = [token_major(q), token_major(k)]
-    _forward_launch(CallKey.of(options, *tensors))(q, k, *learnt, *out)
-    return out
-
-
-@functools.lru_cache(maxsize=1024)
-class _BackwardLaunches:
+class _Backward:
     def __init__(self, key: CallKey) -> None:
         q, (_, k, *_, grad_q, grad_k) = key.tokens(0), key.strides
         per_head = len(key.shapes[2]) == 3
@@ -214,25 +209,20 @@ class _BackwardLaunches:
         count, outer = (q.heads, q.batch) if per_head else (1, q.batch * q.heads)
         self.add = [sum_of_chunks(key, count, splits, *size, outer=outer) for size in sizes]
 
-
-def backward(
-    options: tuple, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
-) -> Tuple[Tensor, ...]:
-    """Return the gradients of q, k and the parameters."""
-    q, k, *learnt = tensors
-    launches = _BackwardLaunches(CallKey.of(options, *tensors, *grads))
-    dq, dk = token_major(q), token_major(k)
-    # Hooks of saved tensors, such as torch.autograd.graph.save_on_cpu, may change the strides.
-    saved = [x if x.stride() == dq.stride() else token_major(x).copy_(x) for x in saved]
-    _memory, *parts = launches.scratch.allocate(q, launches.add[-1])
-    frequencies, weight, _ = learnt
-    launches.tokens(q, k, frequencies, weight, *saved, *grads, dq, dk, *parts)
-    found = [x.new_empty(x.shape) for x in learnt]
-    for add, part, out in zip(launches.add, parts, found):
-        add(part, part, part, out, out, part)
-    return (dq, dk, *found)
+    def __call__(self, *tensors: Any) -> Tuple[Tensor, ...]:
+        """Return the gradients of q, k and the parameters."""
+        q, k, *learnt, of_q, of_k, grad_q, grad_k = tensors
+        dq, dk = token_major(q), token_major(k)
+        # Hooks of saved tensors, such as torch.autograd.graph.save_on_cpu, may change the strides.
+        saved = [x if x.stride() == dq.stride() else token_major(x).copy_(x) for x in (of_q, of_k)]
+        _memory, *parts = self.scratch.allocate(q, self.add[-1])
+        self.tokens(q, k, *learnt[:2], *saved, grad_q, grad_k, dq, dk, *parts)
+        found = [x.new_empty(x.shape) for x in learnt]
+        for add, part, out in zip(self.add, parts, found):
+            add(part, part, part, out, out, part)
+        return (dq, dk, *found)
 
 
 OPERATOR = KernelOperator(
-    forward, backward, None, tuple, num_sizes=0, num_outputs=2, num_gradients=5
+    __name__, _Forward, _Backward, None, tuple, num_sizes=0, num_outputs=2, num_gradients=5
 )

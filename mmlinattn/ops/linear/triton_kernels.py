@@ -15,7 +15,6 @@ table:
   query; ``rala_query_backward``, of RALA's queries.
 """
 
-import functools
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import triton
@@ -24,9 +23,8 @@ from torch import Tensor
 
 from ..common.feature_maps import KERNEL_FEATURES
 from ..common.kv_state import KVStateLaunches
-from ..common.launch import KernelOperator, Launch, Memory, as_bytes
+from ..common.launch import CallKey, KernelOperator, Launch, Memory, as_bytes, padded, token_strides
 from ..common.numerics import token_major
-from ..common.partition import CallKey, padded, token_strides
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     ELU1,
@@ -344,8 +342,7 @@ class _Launches:
         )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=1024)
-class _ForwardLaunches(_Launches):
+class _Forward(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
         q, options, constants = self.q, key.options, self.constants
@@ -369,31 +366,28 @@ class _ForwardLaunches(_Launches):
         )  # fmt: skip
         self.scratch = Memory(*queries, *self.kv_state.scratch)
 
+    def __call__(self, *tensors: Any) -> List[Tensor]:
+        """Return the output and the state, see :func:`_state`.
 
-def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    """Return the output and the state, see :func:`_state`.
-
-    The tensors are q, k, v (B, heads, N, d), padding mask (B, N) or None,
-    :meth:`.PackedShapes.table` of packed images or None, :meth:`.Rotary.axes` or None.
-    """
-    launches = _ForwardLaunches(CallKey.of(options, *tensors))
-    q, k, v, mask, images, axes = tensors
-    padding = as_bytes(mask, q)
-    images, axes = q if images is None else images, q if axes is None else axes
-    state, sums, *queries, mass = launches.state.allocate(q, launches.output)
-    _memory, *scratch = launches.scratch.allocate(q, launches.output)
-    if launches.scored:
-        query_sums, query_counts, *scratch = scratch
-        launches.query_mean(q, padding, images, query_sums, query_counts)
-        queries = [query_sums, query_counts, *queries]
-    launches.kv_state(k, v, padding, images, axes, sums, mass, scratch, queries)
-    out = token_major(q)
-    launches.output(q, images, axes, sums, mass, out)
-    return [out, state]
+        The tensors are q, k, v (B, heads, N, d), padding mask (B, N) or None,
+        :meth:`.PackedShapes.table` of packed images or None, :meth:`.Rotary.axes` or None.
+        """
+        q, k, v, mask, images, axes = tensors
+        padding = as_bytes(mask, q)
+        images, axes = q if images is None else images, q if axes is None else axes
+        state, sums, *queries, mass = self.state.allocate(q, self.output)
+        _memory, *scratch = self.scratch.allocate(q, self.output)
+        if self.scored:
+            query_sums, query_counts, *scratch = scratch
+            self.query_mean(q, padding, images, query_sums, query_counts)
+            queries = [query_sums, query_counts, *queries]
+        self.kv_state(k, v, padding, images, axes, sums, mass, scratch, queries)
+        out = token_major(q)
+        self.output(q, images, axes, sums, mass, out)
+        return [out, state]
 
 
-@functools.lru_cache(maxsize=1024)
-class _BackwardLaunches(_Launches):
+class _Backward(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
         q, k, options = self.q, self.k, key.options
@@ -426,29 +420,24 @@ class _BackwardLaunches(_Launches):
             scratch.append((*self.heads, *size))
         self.scratch = Memory(*scratch)
 
-
-def backward(
-    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
-) -> Tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v."""
-    (grad,), (q, k, v, mask, images, axes) = grads, tensors
-    (state,) = saved
-    launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
-    sums, *scores, mass = launches.state.parts(state, launches.last)
-    padding = as_bytes(mask, q)
-    images, axes = q if images is None else images, q if axes is None else axes
-    dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    _memory, parts, *rest = launches.scratch.allocate(q, launches.last)
-    launches.query_sums(q, grad, padding, images, axes, sums, mass, q, dq, parts)
-    d_sums = parts
-    if launches.add_sums is not None:
-        d_sums = rest.pop()
-        launches.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
-    mean, count, d_mean = (*scores, *rest) if launches.scored else (k, k, d_sums)
-    launches.keys(k, v, padding, images, axes, mean, count, mass, sums, d_sums, dk, dv, d_mean)
-    if launches.scored:
-        launches.last(q, grad, padding, images, axes, sums, mass, d_mean, dq, d_sums)
-    return dq, dk, dv
+    def __call__(self, *tensors: Any) -> Tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k and v."""
+        q, k, v, mask, images, axes, state, grad = tensors
+        sums, *scores, mass = self.state.parts(state, self.last)
+        padding = as_bytes(mask, q)
+        images, axes = q if images is None else images, q if axes is None else axes
+        dq, dk, dv = token_major(q), token_major(k), token_major(v)
+        _memory, parts, *rest = self.scratch.allocate(q, self.last)
+        self.query_sums(q, grad, padding, images, axes, sums, mass, q, dq, parts)
+        d_sums = parts
+        if self.add_sums is not None:
+            d_sums = rest.pop()
+            self.add_sums(parts, parts, parts, d_sums, d_sums, d_sums)
+        mean, count, d_mean = (*scores, *rest) if self.scored else (k, k, d_sums)
+        self.keys(k, v, padding, images, axes, mean, count, mass, sums, d_sums, dk, dv, d_mean)
+        if self.scored:
+            self.last(q, grad, padding, images, axes, sums, mass, d_mean, dq, d_sums)
+        return dq, dk, dv
 
 
-OPERATOR = KernelOperator(forward, backward, _state, KernelOptions, num_sizes=2)
+OPERATOR = KernelOperator(__name__, _Forward, _Backward, _state, KernelOptions, num_sizes=2)

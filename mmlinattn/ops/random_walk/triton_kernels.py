@@ -10,7 +10,6 @@ The backward pass sums the gradient of X, differentiates the solver, and writes 
 tokens in one pass. It recomputes both softmaxes. Sums over tokens are written once per chunk.
 """
 
-import functools
 from typing import Any, List, Sequence, Tuple
 
 import torch
@@ -18,9 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.launch import KernelOperator, Launch, Memory, as_bytes
+from ..common.launch import CallKey, KernelOperator, Launch, Memory, as_bytes, padded, token_strides
 from ..common.numerics import token_major
-from ..common.partition import CallKey, padded, split_tokens, token_strides
 from ..common.reduction import SOFTMAX, sum_of_chunks
 from ..common.triton_helpers import (
     LOWEST,
@@ -366,14 +364,13 @@ class _Launches:
 
     def between_anchors(self, name: str, kernel, splits: int, **flags: bool) -> Launch:
         """Return a launch of one program per head, which adds ``splits`` chunks."""
-        config = split_tokens(name, self.q, self.num_anchors)[0]
+        config = self.q.config(name, self.num_anchors)
         constants = dict(BD=self.bd, BM=self.bm, ENDLESS=self.key.options.steps is None, **flags)
         sizes, aligned = (*self.walk, splits), self.key.aligned
         return Launch(kernel, (self.count,), sizes, constants, config, aligned)
 
 
-@functools.lru_cache(maxsize=1024)
-class _ForwardLaunches(_Launches):
+class _Forward(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
         q, (_, k_strides, v_strides, *_) = self.q, key.strides
@@ -397,30 +394,27 @@ class _ForwardLaunches(_Launches):
             'anchor_output', _output_kernel, (*q.strides, *token_strides(q), images[0])
         )
 
+    def __call__(self, *tensors: Any) -> List[Tensor]:
+        """Return the output and the state, see :func:`_state`.
 
-def forward(options: Walk, *tensors: Any) -> List[Tensor]:
-    """Return the output and the state, see :func:`_state`.
-
-    The tensors are q, k, v (B, heads, N, d), anchors_q, anchors_k, and padding mask (B, N) or None.
-    Both anchors are contiguous, (heads, M, d) or (B, heads, M, d), of one dtype.
-    """
-    q, k, v, anchors_q, anchors_k, mask = tensors
-    launches = _ForwardLaunches(CallKey.of(options, *tensors))
-    state, sums, lse, *x = launches.state.allocate(q, launches.output)
-    _memory, top, *chunks = launches.scratch.allocate(q, launches.output)
-    mass, parts = chunks or (lse, sums)  # one chunk is normalised by the kernel
-    launches.sums(q, k, v, anchors_q, anchors_k, as_bytes(mask, q), parts, top, mass)
-    if launches.reduce is not None:
-        launches.reduce(parts, top, mass, sums, sums, lse)
-    if launches.has_transition:
-        launches.solve(parts, top, mass, sums, lse, *x)
-    out = token_major(q)
-    launches.output(q, anchors_k, *(x or [sums]), out)
-    return [out, state]
+        The tensors are q, k, v (B, heads, N, d), both anchors, and padding mask (B, N) or None.
+        The anchors are contiguous, (heads, M, d) or (B, heads, M, d), of one dtype.
+        """
+        q, k, v, anchors_q, anchors_k, mask = tensors
+        state, sums, lse, *x = self.state.allocate(q, self.output)
+        _memory, top, *chunks = self.scratch.allocate(q, self.output)
+        mass, parts = chunks or (lse, sums)  # one chunk is normalised by the kernel
+        self.sums(q, k, v, anchors_q, anchors_k, as_bytes(mask, q), parts, top, mass)
+        if self.reduce is not None:
+            self.reduce(parts, top, mass, sums, sums, lse)
+        if self.has_transition:
+            self.solve(parts, top, mass, sums, lse, *x)
+        out = token_major(q)
+        self.output(q, anchors_k, *(x or [sums]), out)
+        return [out, state]
 
 
-@functools.lru_cache(maxsize=1024)
-class _BackwardLaunches(_Launches):
+class _Backward(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
         q, image = self.q, self.image_stride
@@ -450,32 +444,27 @@ class _BackwardLaunches(_Launches):
         shapes = *shapes, *[size] * (self.add_x is not None)
         self.scratch = Memory(*[(*self.heads, *shape) for shape in shapes])
 
-
-def backward(
-    options: Walk, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
-) -> Tuple[Tensor, ...]:
-    """Return the gradients of q, k, v and both anchors."""
-    (grad,), (q, k, v, anchors_q, anchors_k, mask) = grads, tensors
-    (state,) = saved
-    launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
-    bd, bm, last = launches.bd, launches.bm, launches.add_anchors
-    sums, lse, *x = launches.state.parts(state, last)
-    x = x[0] if x else sums
-    _memory, delta, parts, dx, *total = launches.scratch.allocate(q, last)
-    launches.output(q, anchors_k, grad, dx)
-    if launches.add_x is not None:
-        launches.add_x(dx, dx, dx, *total * 3)
-        (dx,) = total
-    ds, dw = q.new_empty((*launches.heads, bm, bd)), q.new_empty((*launches.heads, bm, bm))
-    launches.solve(sums, x, dx, ds, dw, delta)
-    dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    launches.tokens(
-        q, k, v, anchors_q, anchors_k, as_bytes(mask, q), grad, x, lse, delta, ds, dw, dq, dk, dv,
-        parts,
-    )  # fmt: skip
-    d_anchors_q, d_anchors_k = torch.empty_like(anchors_q), torch.empty_like(anchors_k)
-    launches.add_anchors(parts, parts, parts, d_anchors_q, d_anchors_k, parts)
-    return dq, dk, dv, d_anchors_q, d_anchors_k
+    def __call__(self, *tensors: Any) -> Tuple[Tensor, ...]:
+        """Return the gradients of q, k, v and both anchors."""
+        q, k, v, anchors_q, anchors_k, mask, state, grad = tensors
+        bd, bm, last = self.bd, self.bm, self.add_anchors
+        sums, lse, *x = self.state.parts(state, last)
+        x = x[0] if x else sums
+        _memory, delta, parts, dx, *total = self.scratch.allocate(q, last)
+        self.output(q, anchors_k, grad, dx)
+        if self.add_x is not None:
+            self.add_x(dx, dx, dx, *total * 3)
+            (dx,) = total
+        ds, dw = q.new_empty((*self.heads, bm, bd)), q.new_empty((*self.heads, bm, bm))
+        self.solve(sums, x, dx, ds, dw, delta)
+        dq, dk, dv = token_major(q), token_major(k), token_major(v)
+        self.tokens(
+            q, k, v, anchors_q, anchors_k, as_bytes(mask, q), grad, x, lse, delta, ds, dw,
+            dq, dk, dv, parts,
+        )  # fmt: skip
+        d_anchors_q, d_anchors_k = torch.empty_like(anchors_q), torch.empty_like(anchors_k)
+        self.add_anchors(parts, parts, parts, d_anchors_q, d_anchors_k, parts)
+        return dq, dk, dv, d_anchors_q, d_anchors_k
 
 
-OPERATOR = KernelOperator(forward, backward, _state, Walk, num_sizes=0, num_gradients=5)
+OPERATOR = KernelOperator(__name__, _Forward, _Backward, _state, Walk, num_sizes=0, num_gradients=5)

@@ -11,7 +11,6 @@ Normalisers and sums are means over all keys ("mass" is their number), which kee
 For the same reason a product is never divided by a normaliser before its compensating factor.
 """
 
-import functools
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import triton
@@ -19,9 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.kv_state import KVStateLaunches
-from ..common.launch import KernelOperator, Launch, Memory, as_bytes
+from ..common.launch import CallKey, KernelOperator, Launch, Memory, as_bytes, padded, token_strides
 from ..common.numerics import token_major
-from ..common.partition import CallKey, padded, split_tokens, token_strides
 from ..common.reduction import sum_of_chunks
 from ..common.triton_helpers import (
     add_product,
@@ -333,15 +331,14 @@ class _Launches:
         self, name: str, kernel: Any, strides: Sequence[int], *sizes: float, **constants: int
     ) -> Launch:
         """Return a launch of one program per tile."""
-        config, q = split_tokens(name, self.q)[0], self.q
+        config, q = self.q.config(name), self.q
         grid, arguments = (q.batch * q.heads * self.num_tiles,), (*strides, *self.sizes, *sizes)
         return Launch(
             kernel, grid, arguments, {**self.constants, **constants}, config, self.key.aligned
         )
 
 
-@functools.lru_cache(maxsize=1024)
-class _ForwardLaunches(_Launches):
+class _Forward(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
         q, (_, k, v, weights, _) = self.q, key.strides
@@ -353,24 +350,22 @@ class _ForwardLaunches(_Launches):
         self.ripple = self.over_tiles('ripple', _forward_kernel, strides, key.options.eps)
         self.scratch = Memory(*self.kv_state.scratch)
 
+    def __call__(self, *tensors: Any) -> List[Tensor]:
+        """Return the output and the state, see :func:`_state`.
 
-def forward(options: KernelOptions, *tensors: Any) -> List[Tensor]:
-    """Return the output and the state, see :func:`_state`.
-
-    The tensors are q, k, v (B, heads, N, d), weights (B, heads, N, R + 1), mask (B, N) or None.
-    """
-    q, k, v, weights, mask = tensors
-    launches, padding = _ForwardLaunches(CallKey.of(options, *tensors)), as_bytes(mask, q)
-    state, sums, norm, mass = launches.state.allocate(q, launches.ripple)
-    _memory, *scratch = launches.scratch.allocate(q, launches.ripple)
-    launches.kv_state(k, v, padding, q, q, sums, mass, scratch)
-    out = token_major(q)
-    launches.ripple(q, k, v, weights, padding, sums, mass, out, norm)
-    return [out, state]
+        The tensors are q, k, v (B, heads, N, d), weights (B, heads, N, R + 1), mask (B, N) or None.
+        """
+        q, k, v, weights, mask = tensors
+        padding = as_bytes(mask, q)
+        state, sums, norm, mass = self.state.allocate(q, self.ripple)
+        _memory, *scratch = self.scratch.allocate(q, self.ripple)
+        self.kv_state(k, v, padding, q, q, sums, mass, scratch)
+        out = token_major(q)
+        self.ripple(q, k, v, weights, padding, sums, mass, out, norm)
+        return [out, state]
 
 
-@functools.lru_cache(maxsize=1024)
-class _BackwardLaunches(_Launches):
+class _Backward(_Launches):
     def __init__(self, key: CallKey) -> None:
         super().__init__(key)
         q, (_, k, v, weights, _, grad), out = self.q, key.strides, token_strides(self.q)
@@ -391,25 +386,22 @@ class _BackwardLaunches(_Launches):
         shapes = (2 * q.num_tokens,), (splits, *size), *[size] * (splits > 1)
         self.scratch = Memory(*[(*self.heads, *shape) for shape in shapes])
 
-
-def backward(
-    options: KernelOptions, grads: Sequence[Tensor], tensors: Sequence[Any], saved: Sequence[Tensor]
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and the weights."""
-    (grad,), (q, k, v, weights, mask) = grads, tensors
-    (state,) = saved
-    launches = _BackwardLaunches(CallKey.of(options, *tensors, grad))
-    sums, norm, mass = launches.state.parts(state, launches.keys)
-    _memory, d_norm, d_sums, *total = launches.scratch.allocate(q, launches.keys)
-    padding, d_weights = as_bytes(mask, q), weights.new_empty(weights.shape)
-    dq, dk, dv = token_major(q), token_major(k), token_major(v)
-    launches.queries(q, k, v, weights, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
-    launches.far(q, weights, mass, d_norm, grad, d_sums)
-    if launches.add_sums is not None:
-        launches.add_sums(d_sums, d_sums, d_sums, *total * 3)
-        (d_sums,) = total
-    launches.keys(q, k, v, weights, padding, d_norm, grad, d_sums, mass, dk, dv)
-    return dq, dk, dv, d_weights
+    def __call__(self, *tensors: Any) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k, v and the weights."""
+        q, k, v, weights, mask, state, grad = tensors
+        sums, norm, mass = self.state.parts(state, self.keys)
+        _memory, d_norm, d_sums, *total = self.scratch.allocate(q, self.keys)
+        padding, d_weights = as_bytes(mask, q), weights.new_empty(weights.shape)
+        dq, dk, dv = token_major(q), token_major(k), token_major(v)
+        self.queries(q, k, v, weights, padding, sums, mass, norm, grad, dq, d_weights, d_norm)
+        self.far(q, weights, mass, d_norm, grad, d_sums)
+        if self.add_sums is not None:
+            self.add_sums(d_sums, d_sums, d_sums, *total * 3)
+            (d_sums,) = total
+        self.keys(q, k, v, weights, padding, d_norm, grad, d_sums, mass, dk, dv)
+        return dq, dk, dv, d_weights
 
 
-OPERATOR = KernelOperator(forward, backward, _state, KernelOptions, num_sizes=2, num_gradients=4)
+OPERATOR = KernelOperator(
+    __name__, _Forward, _Backward, _state, KernelOptions, num_sizes=2, num_gradients=4
+)
