@@ -85,10 +85,7 @@ def _calls() -> Dict[str, Tuple[Call, List[Tuple[int, ...]]]]:
     rotary, packed = ops.Rotary(MAP, DIM), ops.PackedShapes([MAP, (5, 7)])
 
     def masked(operator, **options):
-        def call(mask, backend, *tensors):
-            return operator(*tensors, key_padding_mask=mask, backend=backend, **options)
-
-        return call
+        return lambda mask, *rest: unmasked(operator, key_padding_mask=mask, **options)(mask, *rest)
 
     def unmasked(operator, **options):
         return lambda mask, backend, *tensors: operator(*tensors, backend=backend, **options)

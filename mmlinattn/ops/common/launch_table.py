@@ -41,12 +41,7 @@ def find(
 ) -> Optional[Config]:
     """Return the configuration of a kernel for heads of ``dim`` channels, or None if it has none.
 
-    ``kernel`` is its name in the table, without dtype and anchors; ``num_anchors`` is 0 for a
-    kernel without anchors.
-
-    Example:
-        >>> find('sm_90', 'kv_state', torch.bfloat16, 64)[:3]
-        (64, 4, 3)
+    ``kernel`` is its name in the table, without dtype and anchors.
     """
     row = f'{kernel}, {"float" if dtype == torch.float32 else "half"}'
     if num_anchors:
