@@ -375,28 +375,19 @@ def test_launches_of_an_operator(monkeypatch, name, most_forward, most_backward)
     rotary = Rotary((4, 5), 16)
     rotary.axes(q.dtype, q.device)  # kept
     learnt = [torch.rand(*s, device=DEVICE).requires_grad_() for s in ((16, 16), (16, 32), (16,))]
-
-    def run():
-        if name == 'linear':
-            return linear_attention(*leaves, key_padding_mask=mask, backend='triton')
-        if name == 'adaptive':
-            return adaptive_features(*leaves[:2], *learnt, backend='triton')
-        if name == 'rala':
-            return rala_attention(*leaves, rotary=rotary, key_padding_mask=mask, backend='triton')
-        if name == 'ripple':
-            return ripple_attention(*leaves, rings, hw_shape=(4, 5), backend='triton')
-        steps = 1 if name == 'step' else None
-        return random_walk_attention(*leaves, *anchors, steps=steps, backend='triton')
-
-    of_name = {'walk': anchors, 'step': anchors, 'ripple': [rings]}
-    sources = [*leaves, *of_name.get(name, [])]
-    if name == 'adaptive':
-        sources = [*leaves[:2], *learnt]
+    operator, sources, options = {
+        'linear': (linear_attention, leaves, dict(key_padding_mask=mask)),
+        'rala': (rala_attention, leaves, dict(rotary=rotary, key_padding_mask=mask)),
+        'walk': (random_walk_attention, [*leaves, *anchors], {}),
+        'step': (random_walk_attention, [*leaves, *anchors], dict(steps=1)),
+        'ripple': (ripple_attention, [*leaves, rings], dict(hw_shape=(4, 5))),
+        'adaptive': (adaptive_features, [*leaves[:2], *learnt], {}),
+    }[name]
     # As outside of this mode: tables are kept.
     monkeypatch.setattr(torch._C, '_len_torch_dispatch_stack', lambda: 0)
     grad = torch.ones_like(q)
     with Launches(monkeypatch) as launches:
-        out = run()
+        out = operator(*sources, backend='triton', **options)
         forward = list(launches.seen)
         launches.seen.clear()
         torch.autograd.grad(out, sources, [grad] * len(out) if name == 'adaptive' else grad)

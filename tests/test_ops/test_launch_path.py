@@ -9,6 +9,7 @@ import re
 import traceback
 import weakref
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -415,24 +416,18 @@ def test_launches_go_to_the_device_of_the_tensors(monkeypatch, clean):
 def test_parameters_of_another_dtype_have_their_own_launches(monkeypatch, clean, call):
     """As after autocast, and then ``model.bfloat16()``, in one process."""
     seen = fake_gpu(monkeypatch, 'H100')
-    shapes = {
-        'walk': [(H, 49, 64), (H, 49, 64)],
-        'ripple': [(B, H, N, 5)],
-        'adaptive': [(64, 64), (64, 128), (64,)],
-    }
-    functions = {
-        'walk': random_walk_attention,
-        'ripple': lambda *x: ripple_attention(*x, hw_shape=HW),
-        'adaptive': lambda q, k, v, *learnt: adaptive_features(q, k, *learnt),
-    }
+    shapes, function = {
+        'walk': ([(H, 49, 64)] * 2, random_walk_attention),
+        'ripple': ([(B, H, N, 5)], partial(ripple_attention, hw_shape=HW)),
+        'adaptive': (
+            [(64, 64), (64, 128), (64,)],
+            lambda q, k, v, *learnt: adaptive_features(q, k, *learnt),
+        ),
+    }[call]
+
+    def with_parameters(q, k, v, _, dtype):
+        return function(q, k, v, *(q.new_empty(size, dtype=dtype) for size in shapes))
+
     for dtype in (torch.float32, torch.bfloat16, torch.float32):
-        with FakeTensorMode():
-            q, k, v = (
-                torch.empty(B, H, N, 64, device='cuda', dtype=torch.bfloat16).requires_grad_()
-                for _ in 'qkv'
-            )
-            parameters = [torch.empty(x, device='cuda', dtype=dtype) for x in shapes[call]]
-            out = functions[call](q, k, v, *parameters)
-            outs = out if isinstance(out, tuple) else (out,)
-            outs[0].grad_fn.apply(*map(torch.empty_like, outs))
+        run(partial(with_parameters, dtype=dtype), torch.bfloat16, 64)
     assert seen
