@@ -37,7 +37,7 @@ def check_hw_shape(num_tokens: int, hw_shape: Sequence[int], name: str = 'x') ->
 
 
 def check_sides(size: Any, name: str) -> Tuple[int, int]:
-    """Return ``(height, width)``; raise ValueError unless ``size`` is one or two positive integers."""
+    """Return (height, width); raise ValueError unless ``size`` is one or two positive integers."""
     sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
     with suppress(ValueError):
         height, width = (check_integer(name, side) for side in sides)
