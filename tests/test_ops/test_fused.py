@@ -454,7 +454,8 @@ def test_the_custom_operator_keeps_torchs_rules(monkeypatch, case):
 
 
 @pytest.mark.slow
-def test_compiles_without_graph_breaks():
+@pytest.mark.parametrize('dynamic', [None, True])
+def test_compiles_without_graph_breaks(dynamic):
     q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
     anchors = torch.randn(2, 4, 16, device=DEVICE)
     weights = torch.rand(1, 2, 20, 3, device=DEVICE, requires_grad=True)
@@ -469,7 +470,7 @@ def test_compiles_without_graph_breaks():
         x = mala_attention(x, k, v, rotary=Rotary((4, 5), 16), backend='triton')
         return ripple_attention(x.exp(), k.exp(), v, weights, hw_shape=(4, 5), backend='triton')
 
-    compiled = torch.compile(all_of_them, fullgraph=True, backend='aot_eager')
+    compiled = torch.compile(all_of_them, fullgraph=True, dynamic=dynamic, backend='aot_eager')
     expected = all_of_them(q, k, v)
     grad = torch.randn_like(expected)
     expected_grads = torch.autograd.grad(expected, (q, k, v, weights), grad)

@@ -10,6 +10,7 @@ import ast
 import functools
 import math
 from importlib import import_module
+from operator import index
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -261,7 +262,7 @@ class KernelOperator(NamedTuple):
         if torch.compiler.is_compiling() or has_dispatch_mode():
             given = tuple([x is not None for x in tensors])  # autograd overlooks lists with None
             present, sizes = [x for x in tensors if x is not None], list(options[: self.num_sizes])
-            rest = _encoded(given, tuple(options[self.num_sizes :]))
+            rest = _encoded(given, tuple([_constant(x) for x in options[self.num_sizes :]]))
             results = _forward(present, self.module, sizes, rest)
         elif needs_gradient(*tensors):
             return _Function.apply(self, options, *tensors)
@@ -302,6 +303,13 @@ class _Function(torch.autograd.Function):
         saved, count = ctx.saved_tensors, ctx.count
         found = _run(ctx.operator.backward, ctx.options, saved[:count], saved[count:], grads)
         return (None, None, *found, *[None] * (count - len(found)))
+
+
+def _constant(value: Any) -> Any:
+    """Return a number as one that torch.compile takes for a constant, also with dynamic=True."""
+    if isinstance(value, float):
+        return math.ldexp(value, 0)
+    return index(value) if type(value) is int else value
 
 
 @torch.compiler.assume_constant_result

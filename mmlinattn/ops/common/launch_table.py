@@ -12,6 +12,7 @@ of ripple attention were chosen by registers, stack and shared memory, compiled 
 """
 
 import functools
+from operator import index
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
@@ -66,7 +67,9 @@ def unsupported_tokens(
     q: Tensor, value_dim: int, kernels: Tuple[str, ...], num_anchors: int = 0
 ) -> Optional[str]:
     """Return why kernels cannot serve queries (B, heads, N, d), or None if they can."""
-    return _unsupported(q.get_device(), q.dtype, q.shape[3], value_dim, kernels, num_anchors)
+    # With dynamic=True the compiler has symbols for widths, too; this fixes them.
+    dim, value_dim, num_anchors = index(q.shape[3]), index(value_dim), index(num_anchors)
+    return _unsupported(q.get_device(), q.dtype, dim, value_dim, kernels, num_anchors)
 
 
 @functools.cache
