@@ -30,11 +30,12 @@ def draw_prediction(
         from mmdet.structures import DetDataSample
         from mmdet.visualization import DetLocalVisualizer
 
-        found = sample.pred_instances
-        if 'masks' in found:  # its code fails if all of them are empty
-            sample = DetDataSample(pred_instances=found[found.masks.flatten(1).any(1)])
-        visualizer = DetLocalVisualizer()
         options = dict(pred_score_thr=min_score - 1e-6)  # scores must be larger
+        found = sample.pred_instances
+        found = found[found.scores > options['pred_score_thr']]
+        if 'masks' in found and not found.masks.any():  # its code fails
+            found.pop('masks')
+        sample, visualizer = DetDataSample(pred_instances=found), DetLocalVisualizer()
     elif 'pred_sem_seg' in sample:
         from mmengine.structures import PixelData
         from mmseg.structures import SegDataSample

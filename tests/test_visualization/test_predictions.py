@@ -26,16 +26,18 @@ def test_labels_of_one_pixel():
     assert draw_prediction(IMAGE[:1, :1], sample, 'xyz', PALETTE).tolist() == [[[150, 50, 50]]]
 
 
-@pytest.mark.parametrize('filled', [(), (1,)])
-def test_objects_with_empty_masks_are_left_out(filled):
+@pytest.mark.parametrize('min_score', [0.0, 0.4])
+def test_objects_with_empty_masks_have_boxes(min_score):
     masks = torch.zeros(2, 20, 30, dtype=torch.bool)
-    masks[list(filled), 5:15, 5:25] = True
-    found = InstanceData(
-        labels=torch.tensor([1, 2]), bboxes=torch.zeros(2, 4), scores=torch.zeros(2), masks=masks
-    )
+    masks[1, :9, :9] = True
+    boxes = torch.tensor([[5.0, 5, 25, 15], [0, 0, 9, 9]])
+    scores = torch.tensor([0.5, 0.2])
+    found = InstanceData(labels=torch.tensor([2, 1]), bboxes=boxes, scores=scores, masks=masks)
     sample = DetDataSample(pred_instances=found)
-    drawn = draw_prediction(IMAGE, sample, 'xyz', PALETTE, min_score=0.0).astype(int)
-    assert (drawn != 100).any() == bool(filled) and len(sample.pred_instances) == 2
+    drawn = draw_prediction(IMAGE, sample, 'xyz', PALETTE, min_score).astype(int)
+    assert (drawn[..., 2] - drawn[..., 0]).max() > 100  # the blue box
+    assert ((drawn[..., 0] - drawn[..., 2]).max() > 10) == (min_score == 0)  # the red mask
+    assert sample.pred_instances.masks.any()
 
 
 def test_objects_that_are_unsure_are_left_out():
