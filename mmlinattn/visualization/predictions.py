@@ -27,7 +27,6 @@ def draw_prediction(
     visualizer: Any
     options: Dict[str, Any]
     if 'pred_instances' in sample:
-        from mmdet.structures import DetDataSample
         from mmdet.visualization import DetLocalVisualizer
 
         options = dict(pred_score_thr=min_score - 1e-6)  # scores must be larger
@@ -35,7 +34,8 @@ def draw_prediction(
         found = found[found.scores > options['pred_score_thr']]
         if 'masks' in found and not found.masks.any():  # its code fails
             found.pop('masks')
-        sample, visualizer = DetDataSample(pred_instances=found), DetLocalVisualizer()
+        sample, visualizer = sample.new(), DetLocalVisualizer()
+        sample.pred_instances = found
     elif 'pred_sem_seg' in sample:
         from mmengine.structures import PixelData
         from mmseg.structures import SegDataSample
