@@ -13,7 +13,7 @@ from mmengine.registry import MODELS
 from torch import distributed as dist
 
 import mmlinattn  # noqa: F401  registers everything
-from mmlinattn.engine.distributed.launch import leave_process_group
+from mmlinattn.engine.launch import leave_process_group
 from mmlinattn.engine.runner.runner import plain_batch_norm
 from tests.families import FAMILIES, batch_of, shrunk, without_objects
 

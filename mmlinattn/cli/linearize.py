@@ -5,8 +5,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Callable
 
-from ..engine import config
-from ..engine.distributed import launch
+from ..engine import config, launch
 from ..linearize import Linearizer, Options
 from .train import run
 

@@ -9,8 +9,7 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
-from ..engine import config
-from ..engine.distributed import launch
+from ..engine import config, launch
 from ..engine.model import unwrapped
 from ..engine.preflight.run import check_run, check_sections
 from ..engine.preflight.weights import check_weights

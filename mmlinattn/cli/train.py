@@ -10,8 +10,7 @@ from mmengine.logging import print_log
 
 from .. import evaluation  # noqa: F401  registers the metrics that configs name
 from ..checkpoints import CheckpointError
-from ..engine import config
-from ..engine.distributed import launch
+from ..engine import config, launch
 from ..engine.hooks.preemption_hook import Preempted
 from ..engine.preflight.data import DataError
 from ..engine.preflight.run import check_run, check_sections

@@ -9,9 +9,9 @@ from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 
 from ..utils import type_name
-from .distributed.launch import broadcast_from_first
 from .hooks.checkpoint_hook import newest_checkpoint
 from .hooks.report_hook import ReportHook
+from .launch import broadcast_from_first
 
 
 def set_up_training(
@@ -19,13 +19,9 @@ def set_up_training(
 ) -> None:
     """Change a checked config with a work directory in place, before the runner is built.
 
-    ``resume`` and ``amp`` are those of :func:`set_resume` and :func:`use_amp`; ``auto_scale_lr``
-    scales the learning rate by the batch size.
-
     Raises:
         CheckpointError: nothing intact to resume from.
-        ValueError: ``amp`` or ``auto_scale_lr`` does not fit the config, or the config names
-            another runner than MMEngine's Runner.
+        ValueError: an option does not fit the config, or it names another runner than MMEngine's.
     """
     if cfg.get('runner_type', 'Runner') != 'Runner' or cfg.get('strategy') is not None:
         raise ValueError(
@@ -68,21 +64,10 @@ def use_amp(cfg: Config, requested: bool) -> None:
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """Set the checkpoint to resume from (``--resume``); None is a new training.
-
-    ``'auto'`` is the newest intact checkpoint of the work directory, if any. With several processes
-    only the first one searches.
-
-    Raises:
-        CheckpointError: the work directory has checkpoints, but no intact one.
-    """
-    if resume is None:
-        return
-    found = resume
+    """Set the checkpoint to resume from: ``'auto'`` is the newest one, None a new training."""
     if resume == 'auto':
-        found = broadcast_from_first(lambda: newest_checkpoint(cfg.work_dir))
-    if found is None:
-        if is_main_process():
+        resume = broadcast_from_first(lambda: newest_checkpoint(cfg.work_dir))
+        if resume is None and is_main_process():
             print_log(f'--resume: no checkpoint in {cfg.work_dir!r} yet: a new training', 'current')
-        return
-    cfg.resume, cfg.load_from = True, found
+    if resume is not None:
+        cfg.resume, cfg.load_from = True, resume

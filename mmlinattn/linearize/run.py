@@ -24,8 +24,8 @@ from ..checkpoints import (
     read_checkpoint,
     save_checkpoint,
 )
-from ..engine.distributed.launch import broadcast_from_first
 from ..engine.hooks.exact_resume_hook import seed_everything
+from ..engine.launch import broadcast_from_first
 from ..engine.model import build_model, load_model, quiet
 from ..engine.preflight.model import check_channels
 from ..engine.preflight.run import check_run

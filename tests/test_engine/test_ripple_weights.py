@@ -11,9 +11,9 @@ from mmengine.logging import MessageHub
 from torch import nn
 
 from mmlinattn.engine import RippleWeightsHook
+from mmlinattn.engine.curves import RING_WEIGHTS
 from mmlinattn.engine.hooks import ripple_weights_hook as hook_module
 from mmlinattn.engine.hooks.ripple_weights_hook import MEASURES
-from mmlinattn.engine.report.curves import RING_WEIGHTS
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.layers import RippleAttention
 from mmlinattn.models.layers.attend_calls import watch_attend

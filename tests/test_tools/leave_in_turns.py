@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from mmlinattn.engine.distributed.launch import leave_process_group
+from mmlinattn.engine.launch import leave_process_group
 
 ROUNDS = 30
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmlinattn.engine.distributed import launch
-from mmlinattn.engine.distributed.launch import set_launcher
+from mmlinattn.engine import launch
+from mmlinattn.engine.launch import set_launcher
 from mmlinattn.utils.messages import MESSAGES
 
 from ..programs import Program, free_port

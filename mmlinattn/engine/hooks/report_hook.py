@@ -52,7 +52,7 @@ class ReportHook(Hook):
 
 def _write(runner: Runner) -> list:
     """Write the pictures of the report, and return their names."""
-    from ..report.curves import draw_curves, draw_ring_weights, read_scalars
+    from ..curves import draw_curves, draw_ring_weights, read_scalars
 
     folder = Path(runner.work_dir) / 'report'
     folder.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from mmengine.registry import MODEL_WRAPPERS, MODELS
 from torch import distributed as dist
 
 import mmlinattn.projects.vqgan  # noqa: F401  registers the model
-from mmlinattn.engine.distributed.launch import leave_process_group
+from mmlinattn.engine.launch import leave_process_group
 
 STEPS = 3
 VIT = dict(

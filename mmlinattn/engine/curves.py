@@ -31,8 +31,8 @@ def read_scalars(
     """Read what a training and its resumed parts have logged: training, then validation, by name.
 
     Each part has a folder in the work directory, the iteration at which it began, and the
-    iterations of its epochs. Values are lists of (x, value), where x is in epochs, or in iterations
-    if that is None. NaN and infinite values are left out, and COCO's -1 for "no objects".
+    iterations of its epochs. In the lists of (x, value) x is in epochs, or in iterations if that is
+    None. NaN, infinite values and COCO's -1 for "no objects" are left out.
     """
     training: Curves = {}
     validation: Curves = {}

@@ -19,12 +19,7 @@ T = TypeVar('T')
 def set_launcher(cfg: Config, launcher: str) -> None:
     """Join the processes started by ``--launcher``, with gloo if there is no GPU.
 
-    ``env_cfg.dist_cfg`` of the config has MMEngine's options for this. Only the first process
-    prints warnings and messages from then on.
-
-    Raises:
-        ValueError: torchrun started several processes, but ``launcher`` is ``'none'``, so each
-            would train alone; or, on the CPU, it is another one than ``'pytorch'``.
+    Only the first process prints warnings and messages from then on.
     """
     cfg.launcher = launcher
     options = (cfg.get('env_cfg') or {}).get('dist_cfg') or {}
@@ -53,8 +48,7 @@ def set_launcher(cfg: Config, launcher: str) -> None:
 def broadcast_from_first(compute: Callable[[], T]) -> T:
     """Call ``compute()`` in the first process and return its result, or raise its error, in all.
 
-    Use it for decisions on which all processes must agree but may see different states. For
-    example, machines may see a shared folder differently for a while.
+    Machines may see a shared folder differently for a while, but must decide alike.
     """
     result: list = [None, None]
     patient = None

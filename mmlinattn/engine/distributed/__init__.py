@@ -1,1 +1,0 @@
-"""Start, communication and end of distributed processes."""
