@@ -12,46 +12,42 @@ from torch import nn
 
 from ...datasets.audit.coco import Finding
 from ...utils import type_name
+from .data import CUSTOM, reader_of
 
 # Parts of a model that predict the classes of the data set.
 HEAD = re.compile(
     r'(?:roi_head\.)?(?:bbox|mask|mask_iou|point|decode|auxiliary|panoptic)_head(?:\.\d+)?|head'
 )
-BASE = 'mmengine.dataset.base_dataset'
 THING_HEAD = re.compile(r'.*(?:bbox|mask|mask_iou|point)_head')
 # These predict boundaries, or the texts of a vocabulary.
 OTHER_HEADS = {'STDCHead', 'SideAdapterCLIPHead'}
 
 
-def is_coco(kind: type) -> bool:
+def is_coco(dataset: Any) -> bool:
     """Return True if a data set reads its file as MMDetection's CocoDataset does."""
-    methods = [getattr(kind, name, None) for name in ('load_data_list', 'parse_data_info')]
-    return all(getattr(m, '__module__', '') == 'mmdet.datasets.coco' for m in methods)
+    methods = ('load_data_list', 'parse_data_info')
+    return all(reader_of(dataset, name) == 'mmdet.datasets.coco' for name in methods)
 
 
 def class_folders(dataset: Any) -> List[str]:
     """Return the folders that number the classes of a set of MMPretrain, in their order."""
-    method = getattr(type(dataset), 'load_data_list', None)
-    if getattr(method, '__module__', '') != 'mmpretrain.datasets.custom' or dataset.ann_file:
+    if reader_of(dataset) != CUSTOM or dataset.ann_file or not dataset.with_label:
         return []
     folder = dataset.img_prefix
-    if not dataset.with_label or not os.path.isdir(folder):
+    if not os.path.isdir(folder):
         return []
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
 
 
 def listed_classes(dataset: Any, read: Callable) -> List[str]:
     """Return the classes that number the labels in a JSON file of MMEngine's format."""
-    method = getattr(type(dataset), 'load_data_list', None)
-    path = str(getattr(dataset, 'ann_file', ''))
-    if getattr(method, '__module__', '') != BASE or not path.endswith('.json'):
-        return []
-    with suppress(OSError, ValueError):  # reading the data set says what is wrong
-        content = read(path)
-        metainfo = content.get('metainfo') if isinstance(content, dict) else None
-        classes = metainfo.get('classes') if isinstance(metainfo, dict) else None
-        return list(map(str, classes)) if isinstance(classes, list) else []
-    return []
+    path, content = str(getattr(dataset, 'ann_file', '')), None
+    if reader_of(dataset) == 'mmengine.dataset.base_dataset' and path.endswith('.json'):
+        with suppress(OSError, ValueError):  # reading the data set says what is wrong
+            content = read(path)
+    metainfo = content.get('metainfo') if isinstance(content, dict) else None
+    classes = metainfo.get('classes') if isinstance(metainfo, dict) else None
+    return list(map(str, classes)) if isinstance(classes, list) else []
 
 
 def check_listed(dataset: Any, listed: Sequence[str]) -> Iterator[Finding]:
@@ -67,8 +63,7 @@ def check_listed(dataset: Any, listed: Sequence[str]) -> Iterator[Finding]:
 def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
     """Compare the class names of a data set with its COCO categories or folders, in their order.
 
-    These number the labels: classes in another order would be trained well and then called by each
-    other's names. Hidden folders are found, too.
+    These number the labels: classes in another order would be called by each other's names.
     """
     yield from _check_hidden(dataset)
     metainfo = getattr(dataset, 'metainfo', {})
@@ -106,10 +101,7 @@ def check_names(dataset: Any, categories: Sequence[Any]) -> Iterator[Finding]:
 
 
 def _check_hidden(dataset: Any) -> Iterator[Finding]:
-    """Find hidden folders whose images would be read, or that would be a class.
-
-    One of them is ``.ipynb_checkpoints``, with old copies of the images beside it.
-    """
+    """Find hidden folders, as ``.ipynb_checkpoints``, that would be read or be a class."""
     folder = (getattr(dataset, 'data_prefix', None) or {}).get('img_path')
     if not folder or dataset.ann_file:
         return
@@ -125,13 +117,10 @@ def _check_hidden(dataset: Any) -> Iterator[Finding]:
 
 
 def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> Iterator[Finding]:
-    """Compare the classes of data loaders and checkpoints with those of the first one.
-
-    Names of folders number the labels. Other lists may have other names for the same labels, but
-    not the same names in another order.
-    """
+    """Compare the classes of data loaders and checkpoints with those of the first one."""
     (first, known), *others = lists.items()
     for place, names in others:
+        # Folders number the labels; other lists may have other names for the same labels.
         if names != known and (are_folders or sorted(names) == sorted(known)):
             what = f'{_difference(known, names)} here: both need the same classes in the same '
             what += f'order as {first}, {_cut(known)}'
@@ -144,8 +133,7 @@ def check_heads(
     """Compare ``num_classes`` and class weights of all heads with the classes of a data loader.
 
     One-hot labels, of Mixup and CutMix too, take ``num_classes`` from the data preprocessor, whose
-    place in the config is ``preprocessing``. Heads for stuff, boundaries, identities of persons and
-    vocabularies are not compared.
+    place in the config is ``preprocessing``.
     """
     classes = metainfo.get('classes')
     if not classes or isinstance(classes, str):

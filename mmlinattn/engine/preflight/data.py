@@ -49,6 +49,9 @@ LABEL_METRICS = (
 )  # fmt: skip
 
 
+CUSTOM = 'mmpretrain.datasets.custom'  # module of CustomDataset: reads folders or a list
+
+
 class Labels(NamedTuple):
     """Labels that a model is trained with."""
 
@@ -175,10 +178,14 @@ def first_files(folder: str) -> str:
     return ', '.join(names[:3]) + (', ...' if names[3:] else '') if names else 'no file'
 
 
+def reader_of(dataset: Any, method: str = 'load_data_list') -> str:
+    """Return the module of the method by which a data set reads its records."""
+    return getattr(getattr(type(dataset), method, None), '__module__', '')
+
+
 def check_list(dataset: Any) -> Iterator[Finding]:
     """Find the first line that MMPretrain's CustomDataset cannot read in its list of images."""
-    method = getattr(type(dataset), 'load_data_list', None)
-    if getattr(method, '__module__', '') != 'mmpretrain.datasets.custom' or not dataset.ann_file:
+    if reader_of(dataset) != CUSTOM or not dataset.ann_file:
         return
     path, label = dataset.ann_file, ' label' if dataset.with_label else ''
     try:

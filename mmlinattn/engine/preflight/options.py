@@ -100,21 +100,12 @@ TOP_LEVEL = {
 
 
 def check_options(cfg: Config) -> None:
-    """Raise an error for misspelt options anywhere in a config.
-
-    Args:
-        cfg: config whose ``custom_imports`` are already imported.
+    """Raise an error for misspelt options of a config whose ``custom_imports`` are imported.
 
     Raises:
         TypeError: an option is misspelt, a number is in quotes, or a part of the model is beside
             ``model``; the message gives its place and what to write.
         ValueError: a value is out of its range, or a type is misspelt.
-
-    Example:
-        >>> check_options(Config(dict(auto_scale_lr=dict(enabel=True))))
-        Traceback (most recent call last):
-            ...
-        TypeError: auto_scale_lr of the config has no option 'enabel'; did you mean enable?
     """
     used = {type_name(node) for _, node in dicts(cfg.get('model') or {}) if 'type' in node}
     for name in PARTS:
@@ -129,19 +120,18 @@ def check_options(cfg: Config) -> None:
     is_installed = cfg.get('default_scope') in {r.scope for r in _registries(scope)}
     scoped: List[str] = []  # places whose types are of another framework
     for place, node in dicts(cfg._cfg_dict.to_dict()):
-        if place and not place.startswith(LOGGERS):
+        if not place:
+            continue
+        if not place.startswith(LOGGERS):
             _check_values(place, node)
-        found = _accepted(place, node, scope, kinds) if place else None
-        kind = node.get('type')
+        found = _accepted(place, node, scope, kinds)
+        name = node['type'] if isinstance(node.get('type'), str) else ''
         scoped += [place] if node.get('_scope_', scope) != scope else []
         is_read = re.split(r'\W', place)[0] in TOP_LEVEL and not place.startswith(tuple(scoped))
-        if isinstance(kind, str) and kinds.get(kind) == set() and is_installed and is_read:
-            _check_type(place, kind, scope)
-        unknown = sorted({str(key) for key in node} - found[0]) if found else []
-        if found and unknown:
-            _check_architecture(
-                place, unknown, kinds.get(kind, ()) if isinstance(kind, str) else ()
-            )
+        if name and kinds.get(name) == set() and is_installed and is_read:
+            _check_type(place, name, scope)
+        if found and (unknown := sorted({str(key) for key in node} - found[0])):
+            _check_architecture(place, unknown, kinds.get(name, ()))
             _check_unknown(place, node, unknown, *found)
 
 
@@ -300,14 +290,11 @@ def _registries(scope: str) -> Tuple[Registry, ...]:
 
 
 def _registered(name: str, scope: str) -> Set[Any]:
-    """Return all objects that a name of a type may mean.
-
-    Only names with a scope are looked up by :meth:`Registry.get`, which is slow for an unknown
-    name: half a second for all types of a config.
-    """
-    registries = _registries(scope)
-    found = [r.get(name) if '.' in name else r.module_dict.get(name) for r in registries]
-    return {*found} - {None}
+    """Return all objects that a name of a type may mean."""
+    # Registry.get is slow for an unknown name: half a second for all types of a config.
+    return {r.get(name) if '.' in name else r.module_dict.get(name) for r in _registries(scope)} - {
+        None
+    }
 
 
 @cache

@@ -11,27 +11,8 @@ from ...datasets.audit.coco import Finding, check_coco, read_json
 from ...utils import dicts, key_of
 from ...utils.messages import known_messages_hidden
 from ..model import build_model
-from .classes import (
-    check_crop,
-    check_heads,
-    check_listed,
-    check_names,
-    check_padding,
-    check_same_classes,
-    class_folders,
-    is_coco,
-    listed_classes,
-)
-from .data import (
-    DataError,
-    built_dataset,
-    check_data,
-    check_list,
-    dataset_configs,
-    labels_of,
-    lazy_dataset,
-    unread_files,
-)
+from . import classes, data
+from .data import DataError, dataset_configs
 from .evaluators import check_ignored_label, check_scored_file
 from .model import HEADS, check_channels
 from .sample_loading import base_datasets, sample_findings
@@ -54,21 +35,17 @@ def check_sections(cfg: Config, split: str) -> None:
 
 
 def check_run(cfg: Config, *splits: str) -> List[str]:
-    """Check model, folders, classes and annotation files before a run, and return warnings.
-
-    These have a line for each split (``'train'``, ``'val'``, ``'test'``) with records that the
-    frameworks leave out.
+    """Check model, folders, classes and annotation files; return a warning a split.
 
     Raises:
-        ValueError: see :func:`check_channels`.
-        FileNotFoundError: see :func:`check_data`.
+        ValueError, FileNotFoundError: see :func:`check_channels` and :func:`check_data`.
         DataError: a check found what would end the run or give wrong results.
     """
     model = _built(cfg)
     if model is not None:
         check_channels(cfg, model)
     for split in splits:
-        check_data(cfg, f'{split}_dataloader', f'{split}_evaluator')
+        data.check_data(cfg, f'{split}_dataloader', f'{split}_evaluator')
     found: Dict[str, List[Finding]] = {}
     for split, finding in config_findings(cfg, splits, model):
         if finding.fatal:
@@ -101,20 +78,20 @@ def config_findings(
         where = f'{split}_dataloader'
         found: List[Finding] = []
         for config in dataset_configs(cfg.get(where) or {}):
-            dataset = lazy_dataset(config)
+            dataset = data.lazy_dataset(config)
             if dataset is None:
                 continue
             found += _dataset_findings(config, dataset, split == 'train', read)
-            folders = class_folders(dataset)
+            folders = classes.class_folders(dataset)
             metainfo = dict(getattr(dataset, 'metainfo', {}))
-            listed = listed_classes(dataset, read)
-            found += check_listed(dataset, listed)
+            listed = classes.listed_classes(dataset, read)
+            found += classes.check_listed(dataset, listed)
             metainfo['classes'] = metainfo.get('classes') or folders or listed
             if model is not None:
                 place = 'model.' if cfg.model.get('data_preprocessor') else ''
-                found += check_heads(model, metainfo, where, f'{place}data_preprocessor')
+                found += classes.check_heads(model, metainfo, where, f'{place}data_preprocessor')
                 if split == 'train':
-                    found += check_crop(model, config.get('pipeline') or ())
+                    found += classes.check_crop(model, config.get('pipeline') or ())
             colours = (config.get('metainfo') or {}).get('palette')
             if isinstance(colours, (list, tuple)) and len(colours) < len(metainfo['classes'] or ()):
                 what = f'has {len(colours)} colours for {len(metainfo["classes"])} classes'
@@ -124,11 +101,11 @@ def config_findings(
         found += check_scored_file(cfg, split, read)
         if model is not None:
             found += check_ignored_label(cfg, split, model)
-            found += check_padding(model) if split == 'train' else ()
+            found += classes.check_padding(model) if split == 'train' else ()
         yield from ((split, finding) for finding in found)
     for are_folders, lists in names.items():
         if lists and not hasattr(model, 'language_model'):
-            for finding in check_same_classes(lists, are_folders):
+            for finding in classes.check_same_classes(lists, are_folders):
                 yield finding.where.partition('_')[0], finding
 
 
@@ -136,9 +113,9 @@ def _dataset_findings(
     config: dict, dataset: Any, trained: bool, read: Callable
 ) -> Iterator[Finding]:
     """Yield the findings in the classes of a data set and in the records of its COCO file."""
-    if not is_coco(type(dataset)):
-        yield from check_names(dataset, ())
-        yield from check_list(dataset)
+    if not classes.is_coco(dataset):
+        yield from classes.check_names(dataset, ())
+        yield from data.check_list(dataset)
         return
     path = dataset.ann_file
     try:
@@ -147,7 +124,7 @@ def _dataset_findings(
         yield Finding('annotation', path, f'cannot be read: {error}', True)
         return
     categories = content.get('categories') if isinstance(content, dict) else ()
-    yield from check_names(dataset, categories if isinstance(categories, list) else ())
+    yield from classes.check_names(dataset, categories if isinstance(categories, list) else ())
     masks = any(step.get('with_mask') for step in config.get('pipeline') or ())
     min_size = (config.get('filter_cfg') or {}).get('min_size', 0)
     for finding in check_coco(content, dataset.metainfo.get('classes'), masks, trained, min_size):
@@ -168,7 +145,7 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
     if not splits:
         raise DataError('the config has no data set for these splits')
     for split in splits:
-        check_data(cfg, f'{split}_dataloader')
+        data.check_data(cfg, f'{split}_dataloader')
     broken: Set[str] = set()
     for split, finding in config_findings(cfg, splits, _built(cfg)):
         broken.update([split] if finding.fatal else [])
@@ -184,16 +161,16 @@ def audit(cfg: Config, splits: Tuple[str, ...], images: Counter) -> Iterator[Tup
             yield split, Finding('duplicate', f'{split}_dataloader', what)
         if earlier is None and split not in broken:
             with known_messages_hidden():
-                built = [built_dataset(config) for config in configs]
+                built = [data.built_dataset(config) for config in configs]
                 for config, dataset in zip(configs, built):
                     if split == 'train' and config.get('filter_cfg'):
-                        every = len(built_dataset({**config, 'filter_cfg': None}))
+                        every = len(data.built_dataset({**config, 'filter_cfg': None}))
                         images[f'{split}, left out by filter_cfg'] += every - len(dataset)
                 images += Counter()  # without zeros
             parts = [part for dataset in built for part in base_datasets(dataset)]
             images[split] += sum(map(len, parts))
-            found = sample_findings(parts, labels_of(cfg, split), split == 'train')
-            yield from ((split, finding) for finding in chain(unread_files(parts), found))
+            found = sample_findings(parts, data.labels_of(cfg, split), split == 'train')
+            yield from ((split, finding) for finding in chain(data.unread_files(parts), found))
 
 
 def _built(cfg: Config) -> Optional[nn.Module]:
