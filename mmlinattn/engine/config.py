@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Tuple
+from unittest.mock import patch
 
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
@@ -162,20 +163,13 @@ def import_framework(cfg: Config) -> None:
 
 @contextmanager
 def _onedl_mmseg_found() -> Iterator[None]:
-    """Let MMEngine find ``mmseg::`` bases of OneDL's MMSegmentation inside the block.
-
-    MMEngine looks for the distribution ``mmsegmentation``, which OneDL names otherwise. The other
-    frameworks are found by the names of their modules.
-    """
-    name = MODULE2PACKAGE['mmseg']
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        MODULE2PACKAGE['mmseg'] = 'mmseg'
-    try:
+    """Let MMEngine find ``mmseg::`` bases of OneDL's MMSegmentation inside the block."""
+    with patch.dict(MODULE2PACKAGE):
+        try:
+            distribution(MODULE2PACKAGE['mmseg'])
+        except PackageNotFoundError:  # OneDL's has another name than mmsegmentation
+            MODULE2PACKAGE['mmseg'] = 'mmseg'
         yield
-    finally:
-        MODULE2PACKAGE['mmseg'] = name
 
 
 def _check_names(cfg: Config, path: str) -> None:
@@ -227,10 +221,8 @@ def _check_override(option: str, cfg: Config) -> None:
 def _merge(cfg: Config, options: Dict[str, Any]) -> None:
     """Merge options of the command line as MMEngine does, then those that name list elements."""
     of_elements = [name for name in options if any(map(str.isdecimal, name.split('.')))]
-    rest = {name: value for name, value in options.items() if name not in of_elements}
-    for name, value in rest.items():
-        _with_whole_list(cfg, name, value)
-    cfg.merge_from_dict(rest)
+    rest = [_with_whole_list(cfg, *each) for each in options.items() if each[0] not in of_elements]
+    cfg.merge_from_dict(dict(rest))
     for name in of_elements:
         cfg.merge_from_dict(dict([_with_whole_list(cfg, name, options[name])]))
 
@@ -239,9 +231,6 @@ def _with_whole_list(cfg: Config, option: str, value: Any) -> Tuple[str, Any]:
     """Return an option of the command line, with the whole list if it replaces an element.
 
     MMEngine merges a dict into an element that is a dict, and nothing else.
-
-    Raises:
-        ValueError: the option names no element of a list.
     """
     node: Any = cfg._cfg_dict
     names = option.split('.')
@@ -324,11 +313,7 @@ def _annotation_files(cfg: Config) -> Dict[str, str]:
 
 
 def set_work_dir(cfg: Config, config_path: str, work_dir: Optional[str]) -> None:
-    """Set ``cfg.work_dir`` to ``work_dir``, the config's own, or ``work_dirs/<config name>``.
-
-    Raises:
-        ValueError: the name is not UTF-8, the encoding of logs and ``last_checkpoint``.
-    """
+    """Set ``cfg.work_dir`` to ``work_dir``, the config's own, or ``work_dirs/<config name>``."""
     if work_dir is not None:
         cfg.work_dir = work_dir
     elif cfg.get('work_dir') is None:

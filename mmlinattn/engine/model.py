@@ -48,11 +48,7 @@ def build_model(cfg: Union[str, Path, Config]) -> nn.Module:
 
 
 def check_device(device: Optional[str]) -> str:
-    """Return a device, or for None the one that MMEngine trains on: the GPU if there is one.
-
-    Raises:
-        ValueError: the name is none of torch's, or this machine has no such GPU.
-    """
+    """Return a device, or for None the one that MMEngine trains on: the GPU if there is one."""
     if device is None:
         return get_device()
     try:
@@ -100,9 +96,6 @@ def initial_model(cfg: Config, seed: int = 0, device: str = 'cpu') -> BaseModel:
 
     Pre-trained weights that the config names are not loaded. The model is in eval mode, on the CPU
     optimised by :func:`mmlinattn.optimize_for_cpu`.
-
-    Raises:
-        ValueError: the config has no model; see also :func:`check_device`.
     """
     check_device(device)
     model_cfg = copy.deepcopy(_with_preprocessor(cfg))
@@ -143,19 +136,12 @@ def _for_prediction(model: BaseModel, device: str) -> BaseModel:
 
 
 def preprocessor_of(cfg: Config) -> dict:
-    """Return the config of the data preprocessor, inside or beside that of the model.
-
-    MMPretrain's configs have it beside the model.
-    """
+    """Return the config of the data preprocessor, inside the model or, as MMPretrain's, beside."""
     return dict(cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {})
 
 
 def class_names(cfg: Config, meta: dict, number: int) -> Sequence[str]:
-    """Return the names of ``number`` classes, from the checkpoint, else from the test data.
-
-    0 is an unknown number, which any names fit. If neither has this number of classes, the names
-    are ``'class 0'``, ``'class 1'`` etc.
-    """
+    """Return ``number`` names (0: any) of checkpoint or test data, else ``'class 0'``, ..."""
     for metainfo in metainfos(cfg, meta):
         names = metainfo.get('classes', ())
         if names and not isinstance(names, str) and number in (len(names), 0):

@@ -34,11 +34,8 @@ class ForeachExponentialMovingAverage(ExponentialMovingAverage):
 
 
 def _places(average: nn.Module, model: nn.Module) -> Iterator[Tuple[dict, dict, str]]:
-    """Yield the tables of two modules that hold a saved tensor of floats, and its name there.
-
-    A tensor of the table may be replaced later. One that modules share is averaged once.
-    """
-    seen: Set[int] = set()
+    """Yield the tables of two modules that hold a saved tensor of floats, and its name there."""
+    seen: Set[int] = set()  # one that modules share is averaged once
     for ours, theirs in zip(average.modules(), model.modules()):
         for table in ('_parameters', '_buffers'):
             for name, x in getattr(ours, table).items():
@@ -107,13 +104,13 @@ class ModelEMAHook(EMAHook):
             buffers = self.ema_model.module.buffers()
             all_reduce_params([x for x in buffers if x.is_floating_point()], op='mean')
 
+    # MMEngine would exchange the weights here; the raw ones are scored first.
     def before_val_epoch(self, runner: Runner) -> None:
-        """Keep the raw weights in the model, which are scored first."""
         if self.ema_model is not None:  # trained by iterations
             self.after_train_epoch(runner)
 
     def before_test_epoch(self, runner: Runner) -> None:
-        """Keep the raw weights in the model, which are scored first."""
+        pass
 
     def after_val_epoch(self, runner: Runner, metrics: dict) -> None:
         self._score_average(runner, runner.val_loop, 'val', metrics)

@@ -71,12 +71,9 @@ class ExactResumeHook(Hook):
     sampler_seed: Optional[int] = None
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        waited = {
-            hook.monitor: (hook.wait_count, float(hook.best_score))
-            for hook in _early_stopping(runner)
-        }
+        waited = _early_stopping(runner)
         if waited:
-            checkpoint[WAITED] = waited
+            checkpoint[WAITED] = {h.monitor: (h.wait_count, float(h.best_score)) for h in waited}
         if self.sampler_seed is not None:
             checkpoint[SAMPLER_SEED] = self.sampler_seed
         wrappers = optim_wrappers(runner.optim_wrapper)

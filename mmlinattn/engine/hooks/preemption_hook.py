@@ -120,11 +120,7 @@ class PreemptionHook(Hook):
 
 
 def _keep_workers(loader: DataLoader) -> None:
-    """Let data-loader workers ignore signals except those of the main process.
-
-    Schedulers and Ctrl-C in a terminal signal all processes at once, but the current iteration
-    still needs its data.
-    """
+    """Let data-loader workers ignore a signal to all processes: the iteration needs its data."""
     init = loader.worker_init_fn
     if getattr(init, 'func', None) is not _ignore_signals:
         loader.worker_init_fn = partial(_ignore_signals, init)
