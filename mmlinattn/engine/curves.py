@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .hooks.ripple_weights_hook import MEASURES
+
 # Losses and scores beside which more lines could not be told apart.
 MOST_LINES = 9
 # The last two are scores of a class, of CocoMetric and BoundaryIoUMetric with classwise=True.
@@ -17,12 +19,6 @@ NO_SCORES = re.compile('data_time|time|step|memory|coco/.*_precision|boundary/Io
 # A loss that varies by more is drawn on a logarithmic axis.
 WIDE_RANGE = 30.0
 Curves = Dict[str, List[Tuple[float, float]]]
-# What RippleWeightsHook logs, as ripple/MEASURE/LAYER.
-RING_WEIGHTS = {
-    'js_fixed': 'divergence from 1/2, 1/4, ..., nats',
-    'js_uniform': 'divergence from equal weights, nats',
-    'entropy': 'entropy, nats',
-}
 
 
 def read_scalars(
@@ -37,21 +33,17 @@ def read_scalars(
     training: Curves = {}
     validation: Curves = {}
     ends = [start / (length or 1) for _, start, length in runs[1:]] + [float('inf')]
-    for (run, start, length), end in zip(runs, ends):
-        unit = length or 1
+    for (run, _, length), end in zip(runs, ends):
         path = folder / run / 'vis_data' / 'scalars.json'
-        iteration = start
         for text in path.read_text(encoding='utf-8').splitlines() if path.is_file() else ():
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:  # cut off, as by a full disk
                 continue
             if 'iter' in line:
-                iteration, curves, x = line['iter'], training, line['iter'] / unit
+                curves, x = training, line['iter'] / (length or 1)
             else:
-                # Of a training by iterations, ``step`` may be the epoch, which is 0.
-                curves, x = validation, max(line['step'], iteration / unit)
-                x = line['step'] if length else x
+                curves, x = validation, line['step']
             if x > end + 1e-6:
                 break  # done again by the next part
             for name, value in line.items():
@@ -88,14 +80,14 @@ def draw_curves(training: Curves, validation: Curves, unit: str) -> Optional[Fig
 
 def draw_ring_weights(training: Curves, unit: str) -> Optional[Figure]:
     """Draw what RippleWeightsHook has logged, one line per layer; return None if it has not."""
-    starts = [f'ripple/{measure}/' for measure in RING_WEIGHTS]
+    starts = [f'ripple/{measure}/' for measure in MEASURES]
     layers = [name[len(starts[0]) :] for name in training if name.startswith(starts[0])]
     if not layers:
         return None
     colors = matplotlib.colormaps['viridis'](np.linspace(0, 0.9, len(layers)))
     figure = Figure(figsize=(16, 4.8), dpi=110, layout='constrained')
     axes = figure.subplots(1, 3)
-    for axis, start, title in zip(axes, starts, RING_WEIGHTS.values()):
+    for axis, start, title in zip(axes, starts, MEASURES.values()):
         for layer, color in zip(layers, colors):
             axis.plot(*np.transpose(training[start + layer]), label=layer, color=color)
         axis.set(title=title, xlabel=unit)

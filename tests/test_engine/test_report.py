@@ -2,14 +2,11 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
-from mmengine.logging import MessageHub
 
-from mmlinattn.engine import ReportHook
 from mmlinattn.engine.curves import draw_curves, draw_ring_weights, read_scalars
 from mmlinattn.engine.training_setup import set_up_training
 from tests.test_engine.tiny_runner import IMAGES, tiny_runner
@@ -21,6 +18,13 @@ class Constant(BaseMetric):
 
     def compute_metrics(self, results):
         return dict(score=0.5)
+
+
+def write_scalars(folder, name, lines):
+    """Write what a part of a training has logged; lines are dicts or texts."""
+    path = folder / name / 'vis_data' / 'scalars.json'
+    path.parent.mkdir(parents=True)
+    path.write_text('\n'.join(x if isinstance(x, str) else json.dumps(x) for x in lines))
 
 
 def runner_of(folder, epochs, **options):
@@ -59,9 +63,7 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
               for epoch in epochs}  # fmt: skip
         for n, epoch in enumerate(epochs):
             lines.insert(at[epoch] + n, scores[epoch])
-        path = tmp_path / name / 'vis_data' / 'scalars.json'
-        path.parent.mkdir(parents=True)
-        path.write_text('\n'.join(map(json.dumps, lines)))
+        write_scalars(tmp_path, name, lines)
     # The second part began after iteration 4, with epochs of two iterations.
     training, validation = read_scalars(tmp_path, [('a', 0, 2), ('b', 4, 2)])
     assert training['loss'] == [(i / 2, 1.0 if i <= 4 else 2.0) for i in range(1, 9)]
@@ -92,9 +94,7 @@ def test_parts_whose_epochs_differ_in_length(tmp_path):
     """As after a resume with another batch size, which counts iterations anew."""
     for name, iterations in (('a', range(1, 10)), ('b', range(13, 19))):
         lines = [dict(loss=1.0, iter=i, step=i) for i in iterations]
-        path = tmp_path / name / 'vis_data' / 'scalars.json'
-        path.parent.mkdir(parents=True)
-        path.write_text('\n'.join(map(json.dumps, [*lines, dict(mIoU=5.0, step=3)])))
+        write_scalars(tmp_path, name, [*lines, dict(mIoU=5.0, step=3)])
     training, validation = read_scalars(tmp_path, [('a', 0, 3), ('b', 12, 6)])
     epochs = [i / 3 for i in range(1, 7)] + [i / 6 for i in range(13, 19)]
     assert [x for x, _ in training['loss']] == epochs
@@ -102,22 +102,11 @@ def test_parts_whose_epochs_differ_in_length(tmp_path):
 
 
 def test_the_last_iteration_of_a_part_is_drawn(tmp_path):
-    path = tmp_path / 'a' / 'vis_data' / 'scalars.json'
-    path.parent.mkdir(parents=True)
-    lines = [json.dumps(dict(loss=i, iter=i, step=i)) for i in (28, 29, 30)]
-    path.write_text('\n'.join(['{"loss": 2', '', *lines]))  # a line that was cut off
+    lines = [dict(loss=i, iter=i, step=i) for i in (28, 29, 30)]
+    write_scalars(tmp_path, 'a', ['{"loss": 2', '', *lines])  # a line that was cut off
     assert 29 / 7 * 7 > 29
     training, _ = read_scalars(tmp_path, [('a', 0, 7), ('b', 29, 7)])
     assert training['loss'] == [(28 / 7, 28), (29 / 7, 29)]
-
-
-def test_a_part_that_begins_with_a_validation(tmp_path):
-    """In earlier logs, whose step is the epoch: 0 in a training by iterations."""
-    for name, lines in dict(a=[dict(loss=1, iter=8, step=8)], b=[dict(mIoU=5.0, step=0)]).items():
-        path = tmp_path / name / 'vis_data' / 'scalars.json'
-        path.parent.mkdir(parents=True)
-        path.write_text('\n'.join(map(json.dumps, lines)))
-    assert read_scalars(tmp_path, [('a', 0, None), ('b', 8, None)])[1]['mIoU'] == [(8, 5.0)]
 
 
 def test_losses_of_inner_layers_are_left_out():
@@ -132,15 +121,6 @@ def test_losses_of_inner_layers_are_left_out():
         assert drawn == ['loss', *(f'{prefix}loss_{kind}' for kind in 'abc')]
         assert not any(text.get_parse_math() for text in axes[0].get_legend().get_texts())
         assert axes[1].get_title() == 'scores of the validation, the first 9 of 12'
-
-
-def test_parts_of_an_earlier_version_have_no_length():
-    hub = MessageHub.get_instance('earlier')
-    hub.update_info('report_runs', [['a', 0]])
-    ReportHook().before_train(
-        SimpleNamespace(hooks=[], message_hub=hub, timestamp='b', iter=8, train_loop=None)
-    )
-    assert hub.get_info('report_runs') == [['a', 0, None], ['b', 8, None]]
 
 
 def test_ring_weights_are_drawn_by_layer():

@@ -11,9 +11,7 @@ from mmengine.logging import MessageHub
 from torch import nn
 
 from mmlinattn.engine import RippleWeightsHook
-from mmlinattn.engine.curves import RING_WEIGHTS
 from mmlinattn.engine.hooks import ripple_weights_hook as hook_module
-from mmlinattn.engine.hooks.ripple_weights_hook import MEASURES
 from mmlinattn.models.backbones import ViT
 from mmlinattn.models.layers import RippleAttention
 from mmlinattn.models.layers.attend_calls import watch_attend
@@ -186,10 +184,6 @@ def test_two_watchers_of_one_layer():
         attn(torch.randn(1, 6, 8), (2, 3))
     attn(torch.randn(1, 6, 8), (2, 3))
     assert seen == ['inner', 'outer', 'outer'] and 'attend' not in vars(attn)
-
-
-def test_the_report_draws_every_measure():
-    assert tuple(RING_WEIGHTS) == MEASURES
 
 
 def test_layers_of_smca():

@@ -139,8 +139,7 @@ class ExactResumeHook(Hook):
             if parameter.requires_grad and name in found['gradients']:
                 parameter.grad = found['gradients'][name].to(parameter)
         for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
-            own = _loss_scale(wrapper)
-            scale = found.get('scales', {}).get(name, own)
+            own, scale = _loss_scale(wrapper), found['scales'][name]
             if scale != own:
                 raise InputError(
                     f'the accumulated gradients of the checkpoint have a loss scale of {scale}, '

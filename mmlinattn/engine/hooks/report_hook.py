@@ -35,9 +35,8 @@ class ReportHook(Hook):
         for hook in runner.hooks:
             if isinstance(hook, LoggerHook) and not by_epoch:
                 hook.log_metric_by_epoch = False  # the epoch is 0 at each validation
-        # Parts of checkpoints of earlier versions have no length.
-        runs = [[*run, length][:3] for run in hub.get_info(RUNS, [])]
-        hub.update_info(RUNS, [*runs, [runner.timestamp, runner.iter, length]])
+        run = [runner.timestamp, runner.iter, length]
+        hub.update_info(RUNS, [*hub.get_info(RUNS, []), run])
 
     @master_only
     def after_train(self, runner: Runner) -> None:

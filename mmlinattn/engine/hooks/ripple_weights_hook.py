@@ -18,7 +18,11 @@ from ...utils import check_integer
 from ...utils.errors import InputError
 from ..model import unwrapped
 
-MEASURES = ('js_fixed', 'js_uniform', 'entropy')
+MEASURES = {  # logged as ripple/MEASURE/LAYER -> title of its curves
+    'js_fixed': 'divergence from 1/2, 1/4, ..., nats',
+    'js_uniform': 'divergence from equal weights, nats',
+    'entropy': 'entropy, nats',
+}
 
 
 @HOOKS.register_module()
@@ -124,18 +128,7 @@ def _add(total: Tensor, layer: RippleAttention, call: Call) -> None:
 
 
 def measure_weights(weights: Tensor) -> Tensor:
-    """Return the divergence from fixed weights, that from equal weights, and the entropy, in nats.
-
-    Args:
-        weights: (..., R + 1), not negative; they are divided by their sum.
-
-    Returns:
-        (..., 3), in float64.
-
-    Example:
-        >>> measure_weights(torch.tensor([1.0, 1.0])).tolist()
-        [0.0, 0.0, 0.6931471805599453]
-    """
+    """Return the :data:`MEASURES` (..., 3) of weights (..., R + 1), in float64."""
     weights = weights.double()
     weights = weights / weights.sum(-1, keepdim=True)
     fixed = fixed_weights(weights.shape[-1] - 1).to(weights)

@@ -3,7 +3,6 @@
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
-from torch import nn
 
 from ...checkpoints import CheckpointError, check_complete, check_fits, read_checkpoint
 from ...checkpoints.compare import HEADS
@@ -19,15 +18,10 @@ from .data import DataError, dataset_configs, lazy_dataset
 def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> None:
     """Read every checkpoint that the run will load and compare it with the model.
 
-    The source may be a file, a web address or a model zoo. A training that resumes needs no
-    initial weights (:func:`drop_pretrained`).
-
     Raises:
         FileNotFoundError: no such file.
-        mmlinattn.checkpoints.CheckpointError: a file cannot be read, shares no key with the model
-            or has a shape that does not fit. In a test or on resume, also if the file lacks a key.
-            When fine-tuning from ``load_from``, heads may differ (another number of classes) and
-            the differences are reported.
+        mmlinattn.checkpoints.CheckpointError: a file cannot be read or does not fit, or in a test
+            or on resume lacks a key. Heads may differ when fine-tuning from ``load_from``.
         DataError: in a test or on resume the classes have another order than those of the data.
     """
     model = unwrapped(runner.model)
@@ -44,21 +38,14 @@ def check_weights(runner: PluginRunner, cfg: Config, testing: bool = False) -> N
     if testing:
         return
     if cfg.get('resume') and cfg.get('load_from'):
-        drop_pretrained(model)
+        # The checkpoint has all weights, and the files that the training began with may be gone.
+        for module in model.modules():
+            if isinstance(module, BaseModule):
+                module.init_cfg = without_pretrained(module.init_cfg)
         return
     for name, module in model.named_modules():
         for init in pretrained_inits(getattr(module, 'init_cfg', None)):
             _check_pretrained(f'{name}.init_cfg'.lstrip('.'), module, init)
-
-
-def drop_pretrained(model: nn.Module) -> None:
-    """Remove the initial weights of all parts of a model that a checkpoint will resume.
-
-    The checkpoint has all weights, and the files that the training began with may be gone.
-    """
-    for module in model.modules():
-        if isinstance(module, BaseModule):
-            module.init_cfg = without_pretrained(module.init_cfg)
 
 
 def _check_classes(cfg: Config, meta: dict, split: str, fatal: bool) -> None:
@@ -91,15 +78,12 @@ def _check_pretrained(name: str, module: BaseModule, init: dict) -> None:
     try:
         content = read_checkpoint(source)
     except FileNotFoundError as error:
-        config = pretraining_config(source)
-        here = (
-            f'Train it with {config} and copy its checkpoint there, or convert released weights '
-            'to this file (docs/weights.md). '
-            if config
-            else ''
-        )
+        here = f'{error}; {name} starts from it. '
+        if config := pretraining_config(source):
+            here += f'Train it with {config} and copy its checkpoint there, or convert released '
+            here += 'weights to this file (docs/weights.md). '
         raise FileNotFoundError(
-            f'{error}; {name} starts from it. {here}To start from other weights, such as '
+            f'{here}To start from other weights, such as '
             'released ones converted by mmlinattn convert, add '
             f'--cfg-options model.{name}.checkpoint=FILE; to train from scratch, add '
             f'--cfg-options model.{name}=None'

@@ -24,15 +24,13 @@ NO_RATE, LAST = 1e-15, 0.01
 
 
 def check_schedule(runner: Runner) -> None:
-    """Check the schedulers of a config by steps to the end of the training, without the model.
+    """Raise ValueError if the schedulers of a config fail in a trial without the model.
 
     The runner has its training loop and optimizer, and has not built the schedulers.
-
-    Raises:
-        ValueError: a scheduler cannot be built, fails before the end or never steps, or the
-            learning rate is 0 before the end.
     """
     configs: Any = runner.param_schedulers or []
+    loop = runner.train_loop
+    by_iteration = isinstance(loop, IterBasedTrainLoop)
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         has_own = isinstance(configs, dict) and 'type' not in configs
         place = f'param_scheduler.{name}' if has_own else 'param_scheduler'
@@ -46,10 +44,10 @@ def check_schedule(runner: Runner) -> None:
             options = ', '.join(f'{key}={value!r}' for key, value in config.items())
             where = f'{place}[{i}] ({options})'
             try:
-                (schedulers[where],) = runner._build_param_scheduler(config, stand_in)
+                (scheduler,) = runner._build_param_scheduler(config, stand_in)
             except Exception as error:
                 raise ValueError(f'{where}: {error_text(error)}') from error
-            scheduler = schedulers[where]
+            schedulers[where] = scheduler
             if isinstance(scheduler, OneCycleParamScheduler):
                 scaled = bool((runner.auto_scale_lr or {}).get('enable'))
                 _check_one_cycle(where, scheduler, has_rates, scaled)
@@ -60,21 +58,19 @@ def check_schedule(runner: Runner) -> None:
                     f'{where} has one step, {scheduler.begin} to {scheduler.end}, and never leaves '
                     'start_factor: make it longer, or leave it out'
                 )
-            counts_epochs = scheduler.by_epoch and monitor is None
-            if counts_epochs and isinstance(runner.train_loop, IterBasedTrainLoop):
+            if scheduler.by_epoch and monitor is None and by_iteration:
                 raise ValueError(
                     f'{where} counts epochs and never changes a value, since train_cfg counts '
                     'iterations: set by_epoch=False'
                 )
             converted = config.get('convert_to_iter_based') and 'end' not in config
-            by_iteration = isinstance(runner.train_loop, IterBasedTrainLoop)
-            if converted and by_iteration and scheduler.end < runner.train_loop.max_iters:
+            if converted and by_iteration and scheduler.end < loop.max_iters:
                 raise ValueError(
                     f'{where} ends after one epoch of the data, since train_cfg counts iterations: '
                     'set by_epoch=False without convert_to_iter_based, or end to the last epoch'
                 )
         if schedulers:
-            _check_rates(schedulers, stand_in, runner.train_loop)
+            _check_rates(schedulers, stand_in, loop)
 
 
 def _check_one_cycle(where: str, scheduler: Any, has_rates: bool, is_scaled: bool) -> None:
@@ -109,8 +105,7 @@ def schedule_of_config(runner: Runner) -> Iterator[None]:
     """Keep the schedule and the optimizer options of the config while a checkpoint is resumed.
 
     MMEngine takes both from the checkpoint, so that edits in the config would have no effect. If
-    they differ, those of the config are set, the schedulers step to the iteration of the
-    checkpoint, and a warning names the differences. Moments of the optimizer are loaded.
+    they differ, a warning names the differences. Moments of the optimizer are loaded.
     """
     wrappers, found = optim_wrappers(runner.optim_wrapper).values(), runner.param_schedulers or []
     schedulers = [*chain(*found.values())] if isinstance(found, dict) else found
