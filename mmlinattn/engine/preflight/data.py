@@ -63,19 +63,11 @@ class Labels(NamedTuple):
 
 
 class DataError(RedactedError, ValueError):
-    """Error of an unusable data set; the message names the folder or file and the reason.
-
-    Passwords and query strings of addresses are removed from the message.
-    """
+    """Error of an unusable data set; the message names the folder or file and the reason."""
 
 
 def check_data(cfg: Config, *loaders: str) -> None:
-    """Check that the folders and files of the data sets of some loaders exist and contain no code.
-
-    Raises:
-        FileNotFoundError: a data folder or annotation file does not exist.
-        DataError: a pickle, YAML or numpy file would run code when read.
-    """
+    """Raise an error if folders or files of the data of loaders do not exist or contain code."""
     for loader in loaders:
         for dataset in dataset_configs(cfg.get(loader) or {}):
             root = dataset.get('data_root') or ''
@@ -100,7 +92,6 @@ def check_plain(dataset: dict) -> None:
 
 
 def _check_plain(path: str, is_pickled: bool) -> None:
-    """Raise DataError if reading a file, as the frameworks do, would run code."""
     try:
         with open(path, 'rb') as file:  # how pickles of protocol 2 and newer begin
             is_pickled = is_pickled or file.read(2) in (b'\x80\2', b'\x80\3', b'\x80\4', b'\x80\5')
@@ -147,10 +138,7 @@ def folders_reason(error: Exception) -> Optional[str]:
 
 
 def empty_reason(loader: dict) -> str:
-    """Return the reason why the data set of a data loader config has no usable image.
-
-    It has the folder, the suffix and the files found, or annotation file and classes.
-    """
+    """Return the reason why the data set of a data loader config has no usable image."""
     found = []
     for cfg in dataset_configs(loader):
         dataset = DATASETS.build(dict(cfg, lazy_init=True))
@@ -274,17 +262,13 @@ def lazy_dataset(config: dict) -> Any:
     try:
         return built_dataset(dict(config, lazy_init=True))
     except DataError as error:
-        if isinstance(error.__cause__, TypeError):
-            return None
-        raise
+        if not isinstance(error.__cause__, TypeError):
+            raise
+    return None
 
 
 def built_dataset(config: dict) -> Any:
-    """Build the data set of a config.
-
-    Raises:
-        DataError: its class cannot be built from this config.
-    """
+    """Build the data set of a config, or raise DataError."""
     name = getattr(config.get('type'), '__name__', config.get('type'))
     try:
         return DATASETS.build(config)

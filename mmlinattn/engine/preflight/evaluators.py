@@ -33,9 +33,6 @@ def check_evaluator(
     Metrics that are not in :data:`SAMPLES`, and those that only write files, are skipped: the names
     then have their prefix alone, such as ``'coco_panoptic/'`` or ``''``. ``configs`` are those of
     the metrics, and ``name`` is the key of the evaluator in the config.
-
-    Raises:
-        ValueError: a metric fails; the message lists its options.
     """
     configs = configs if isinstance(configs, (list, tuple)) else [configs]
     # Other evaluators may rename scores.
@@ -77,11 +74,7 @@ def check_evaluator(
 
 
 def check_monitor(option: str, value: Any, scores: AbstractSet[str]) -> None:
-    """Raise ValueError if a validation has no score of this name, or of one of these names.
-
-    ``'auto'`` and other values pass. ``option`` is the place of the option, and ``scores`` are
-    those of :func:`check_evaluator`, empty without a validation.
-    """
+    """Raise ValueError if ``scores``, of :func:`check_evaluator`, lack one that an option names."""
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name == 'auto':
             continue
@@ -126,10 +119,7 @@ def check_rule(hook: CheckpointHook, scores: AbstractSet[str]) -> None:
 
 
 def check_scored_file(cfg: Config, split: str, read: Callable) -> Iterator[Finding]:
-    """Compare the images that the metrics of a split read with those of its data set.
-
-    A data set or metric without a JSON file of its own passes; ``read`` returns the content of one.
-    """
+    """Compare the images in the JSON files of the metrics of a split with those of its data set."""
     datasets = [*dataset_configs(cfg.get(f'{split}_dataloader') or {})]
     metrics = [*_metrics(cfg, split)]
     files = [_json_file(metric) for _, metric in metrics]

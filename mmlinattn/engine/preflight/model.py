@@ -54,10 +54,7 @@ def check_channels(cfg: Config, model: Optional[nn.Module] = None) -> List[str]:
 
 
 def check_single_images(model: nn.Module) -> None:
-    """Raise ValueError if a part of a model cannot be trained on one image.
-
-    Batch norm needs more than one value per channel, which a pooled map does not have.
-    """
+    """Raise ValueError if batch norm, as of a pooled map, cannot be trained on one image."""
     model.train()
     features: Any = torch.empty((1, 3, 2 * SIDE, 2 * SIDE), device='meta')
     for name in ('backbone', 'neck', *HEADS):

@@ -16,7 +16,7 @@ from ...datasets.audit.coco import Finding
 from ...datasets.audit.images import file_fault, reads_8_bits
 from ...utils import outside_reason
 from ...utils.messages import log_warning
-from .data import DataError, Labels, first_files, folders_of
+from .data import DataError, Labels, first_files, folders_of, reader_of
 
 # Samples of each data set that are loaded before work, spread over all of them.
 LOOKED_AT = 8
@@ -110,19 +110,15 @@ class CheckedLoading:
                 yield Finding('mask', where, 'has ignored pixels only, nothing is trained')
 
     def wrapped_labels(self, loaded: dict) -> Iterator[Finding]:
-        """Find labels above 255 in the file of a loaded map, which MMSegmentation wraps.
-
-        65535 becomes 255, and is not found where 255 is ignored. A subclass may read otherwise.
-        """
-        read = getattr(type(self.load), '_load_seg_map', None)
-        where = loaded.get('seg_map_path')
-        if getattr(read, '__module__', '') != 'mmseg.datasets.transforms.loading' or where is None:
+        """Find labels above 255 in the file of a loaded map, which MMSegmentation wraps."""
+        where, wraps = loaded.get('seg_map_path'), 'mmseg.datasets.transforms.loading'
+        if reader_of(self.load, '_load_seg_map') != wraps or where is None:
             return
         data = fileio.get(where, self.load.backend_args)
         if data[1:4] == b'PNG' and data[24] <= 8:  # bits of a channel
             return
         values = np.unique(mmcv.imfrombytes(data, 'unchanged', backend=self.load.imdecode_backend))
-        is_ignored = (values == 65535) & (self.labels.ignored == 255)
+        is_ignored = (values == 65535) & (self.labels.ignored == 255)  # it becomes 255
         strange = values[(values > 255) & ~is_ignored].tolist()
         if strange:
             what = f'has labels {strange[:5]}, which are read modulo 256 ({strange[0]} as '
@@ -201,12 +197,7 @@ def _with_nested(steps: Iterable[Any]) -> Iterator[Any]:
 
 
 def check_samples(dataset: Any, labels: Labels, trained: bool = True) -> None:
-    """Check the loading of a data set, or a wrapper of several, and load a few of its samples.
-
-    Raises:
-        DataError: a file does not exist or cannot be read, an image has another size than its
-            annotation or map, or a label is none of the model's.
-    """
+    """Raise DataError, or warn, if samples of a data set or a wrapper cannot be used as loaded."""
     parts = [*base_datasets(dataset)]
     for finding in sample_findings(parts, labels, trained, LOOKED_AT):
         if finding.fatal or finding.kind == 'size':
@@ -217,11 +208,10 @@ def check_samples(dataset: Any, labels: Labels, trained: bool = True) -> None:
 def sample_findings(
     parts: Sequence[BaseDataset], labels: Labels, trained: bool, limit: Optional[int] = None
 ) -> Iterator[Finding]:
-    """Load samples of data sets without their other transforms, and yield the findings in them.
+    """Load samples by :class:`CheckedLoading`, which stays in the sets; yield the findings in them.
 
-    The loading transforms of the data sets are replaced by :class:`CheckedLoading`. With a
-    ``limit``, that many samples of each set are loaded, spread over all of it, and the video with
-    the greatest label. If ``trained``, each class should occur.
+    With a ``limit``, that many samples of each set are loaded, spread over all of it, and the video
+    with the greatest label. If ``trained``, each class should occur.
     """
     tasks: List[Tuple[BaseDataset, List[CheckedLoading], int]] = []
     for part in parts:
@@ -262,11 +252,7 @@ def sample_findings(
 def _check_seen(
     seen: Set[int], labels: Labels, dataset: BaseDataset, count: Optional[int], trained: bool
 ) -> Iterator[Finding]:
-    """Yield a finding if classes occur in none of ``count`` loaded samples, or of all (None).
-
-    A few samples may lack rare classes. Of a few maps it is a finding if they have one label alone:
-    not 0, or 0 beside ignored pixels, which are those of a class then.
-    """
+    """Yield a finding if classes occur in none of ``count`` loaded samples, or of all (None)."""
     where, number = type(dataset).__name__, labels.number or 0
     has_ignored = labels.ignored in seen
     seen = seen - {labels.ignored}
@@ -287,6 +273,8 @@ def _check_seen(
             elif (number - 1 if is_reduced else 0) in missing:
                 what += f': if its maps count classes from {0 if is_reduced else 1}, '
                 what += f'set reduce_zero_label={not is_reduced}'
+        # A few samples may lack rare classes; maps of one label, not 0 or 0 beside ignored pixels,
+        # are a finding.
         is_constant = labels.of_pixels and len(seen) == 1 and (seen != {0} or has_ignored)
         if count is None or is_constant:
             yield Finding('class', where, what)

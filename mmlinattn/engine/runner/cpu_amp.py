@@ -60,12 +60,9 @@ class CPUAmpOptimWrapper(AmpOptimWrapper):
         self.loss_scaler = torch.amp.GradScaler('cpu', enabled=name == 'float16', **options)
 
     def state_dict(self) -> dict:
-        """Return the state of optimizer and scaler; a scaler without use has no state.
-
-        A scaler that is used, such as that of a GPU, refuses to load an empty state.
-        """
+        """Return the state of the optimizer, and of a scaler that is used."""
         state = super().state_dict()
-        if not self.loss_scaler.is_enabled():
+        if not self.loss_scaler.is_enabled():  # a used scaler, as of a GPU, refuses an empty state
             del state['loss_scaler']
         return state
 

@@ -9,13 +9,11 @@ from torch.optim import SGD, Optimizer
 def merge_groups_in_steps(optimizer: Optimizer) -> None:
     """Let each step of an optimizer go through one group for each set of options.
 
-    With ``paramwise_cfg`` MMEngine makes a group of each parameter. An optimizer goes through its
-    groups in Python, and launches some ten kernels for each. Weights and state are the same. As
-    without ``paramwise_cfg``, kernels for many tensors hold temporaries of all parameters at once.
-    Outside of a step, in schedules and checkpoints, the groups are as they were, but plain dicts:
-    those of a config enter four functions for each option that is read. Optimizers that are not of
-    ``torch.optim`` stay as they are, and fused SGD, which would confuse parameters with and without
-    a momentum. A second call does nothing.
+    With ``paramwise_cfg`` MMEngine makes a group of each parameter, for each of which an optimizer
+    launches some ten kernels. Weights and state are the same. Outside of a step, in schedules and
+    checkpoints, the groups are as they were, but plain dicts, which are read faster. Optimizers
+    that are not of ``torch.optim`` stay as they are, and fused SGD, which would confuse parameters
+    with and without a momentum. A second call does nothing.
     """
     foreign = not type(optimizer).__module__.startswith('torch.optim.')
     if foreign or getattr(optimizer, 'merges_groups', False):

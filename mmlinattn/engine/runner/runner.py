@@ -58,9 +58,6 @@ class PluginRunner(Runner):
       (all preprocessors of :data:`STACKS`).
     - Metrics are tried on a made-up sample when their loop is built
       (:func:`.evaluators.check_evaluator`).
-
-    Raises:
-        ValueError: see :func:`.config.check_no_passwords`.
     """
 
     optim_wrapper: Any  # a config until prepare_training()
@@ -98,10 +95,7 @@ class PluginRunner(Runner):
         )
 
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Optional[dict] = None) -> None:
-        """Scale the learning rate by the images of a step, of all iterations that it accumulates.
-
-        MMEngine counts those of one iteration.
-        """
+        """Scale the learning rate by the images of all iterations of a step, not of one."""
         for wrapper in optim_wrappers(optim_wrapper).values():
             steps = getattr(wrapper, '_accumulative_counts', 1)
             scaled = auto_scale_lr or {}
@@ -295,12 +289,9 @@ class PluginRunner(Runner):
             optimize_for_cpu(model)
         if on_cpu and is_distributed():
             unused = self.cfg.get('find_unused_parameters', False)
-            default = dict(
-                type='MMDistributedDataParallel', broadcast_buffers=False,
-                find_unused_parameters=unused,
-            )  # fmt: skip
+            default = dict(broadcast_buffers=False, find_unused_parameters=unused)
             model_wrapper_cfg = dict(model_wrapper_cfg or default)
-            kind = model_wrapper_cfg.setdefault('type', default['type'])
+            kind = model_wrapper_cfg.setdefault('type', 'MMDistributedDataParallel')
             kind = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
             if isinstance(kind, type) and issubclass(kind, DistributedDataParallel):
                 model_wrapper_cfg.setdefault('device_ids', None)  # else it selects a GPU
@@ -310,8 +301,7 @@ class PluginRunner(Runner):
 def _relocate_best_checkpoints(runner: Runner) -> None:
     """Set the recorded paths of the best checkpoints to files of this work directory, or drop them.
 
-    After a better score MMEngine removes the file that is recorded. In a copy of a work directory
-    this would be the file of the original.
+    In a copy of a work directory MMEngine would remove the file of the original.
     """
     moved = any(isinstance(h, CheckpointHook) and h.out_dir is not None for h in runner.hooks)
     info = runner.message_hub.runtime_info
@@ -326,11 +316,7 @@ def _relocate_best_checkpoints(runner: Runner) -> None:
 
 
 def _import_formatter() -> None:
-    """Import yapf, with which MMEngine writes a config; raise InputError if its cache is damaged.
-
-    yapf gives its cache of grammars the final name before the content is on disk. Of processes that
-    start together for the first time, one may read an empty file.
-    """
+    """Import yapf, whose cache may be empty while another process writes it, for MMEngine."""
     for _ in range(20):
         try:
             importlib.import_module('yapf.yapflib.yapf_api')
@@ -375,11 +361,7 @@ def _resume_errors(runner: Runner) -> Iterator[None]:
 
 
 def _check_optimizers(runner: Runner) -> None:
-    """Raise ValueError if the loaded state is of another optimizer.
-
-    torch loads such a state without an error, and fails on missing options or averages of another
-    shape later.
-    """
+    """Raise ValueError if the loaded state is of another optimizer, on which torch fails later."""
     for wrapper in optim_wrappers(runner.optim_wrapper).values():
         optimizer = wrapper.optimizer
         for group in optimizer.param_groups:
