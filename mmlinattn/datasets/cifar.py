@@ -1,6 +1,6 @@
 """CIFAR-100 from its binary files."""
 
-from typing import Any, List, Tuple
+from typing import Any, List
 
 import numpy as np
 from mmengine import fileio
@@ -54,7 +54,18 @@ class CIFAR100Binary(BaseDataset):
 
     def load_data_list(self) -> List[dict]:
         path = fileio.join_path(self.data_root, f'{self.split}.bin')
-        images, labels = _read_records(path)
+        data = np.frombuffer(_content(path), np.uint8)
+        if not len(data) or len(data) % RECORD:
+            raise ValueError(
+                f'{path} has {len(data)} bytes, which is no whole number of images of {RECORD}: '
+                f'not the binary version of CIFAR-100, or not all of it; {WHERE}'
+            )
+        records = data.reshape(-1, RECORD)
+        labels = records[:, 1]
+        if labels.max() >= FINE:
+            raise ValueError(f'{path} has labels above {FINE - 1}: not of CIFAR-100; {WHERE}')
+        planes = records[:, 2:].reshape(-1, 3, SIDE, SIDE)
+        images = np.ascontiguousarray(planes[:, ::-1].transpose(0, 2, 3, 1))  # [N, 32, 32, 3] BGR
         expected = RELEASED[self.split]
         if len(labels) != expected:
             log_warning(f'{path} has {len(labels)} images, the released file {expected}')
@@ -67,21 +78,6 @@ class CIFAR100Binary(BaseDataset):
                 )
             self._metainfo['classes'] = names
         return [dict(img=img, gt_label=int(label)) for img, label in zip(images, labels)]
-
-
-def _read_records(path: str) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the images (N, 32, 32, 3) uint8, BGR, and the fine labels (N,) uint8 of a file."""
-    data = np.frombuffer(_content(path), np.uint8)
-    if not len(data) or len(data) % RECORD:
-        raise ValueError(
-            f'{path} has {len(data)} bytes, which is no whole number of images of {RECORD}: not '
-            f'the binary version of CIFAR-100, or not all of it; {WHERE}'
-        )
-    records = data.reshape(-1, RECORD)
-    if records[:, 1].max() >= FINE:
-        raise ValueError(f'{path} has labels above {FINE - 1}: not of CIFAR-100; {WHERE}')
-    planes = records[:, 2:].reshape(-1, 3, SIDE, SIDE)
-    return np.ascontiguousarray(planes[:, ::-1].transpose(0, 2, 3, 1)), records[:, 1]
 
 
 def _content(path: str) -> bytes:

@@ -194,10 +194,9 @@ def errors_in_one_line(
 ) -> Iterator[None]:
     """Print an exception of these kinds as one line to stderr and exit with code 2.
 
-    Every command runs inside this block, so it also ends in one line on Ctrl-C (code 130), and
-    handles SIGTERM, see :func:`unwind_on_sigterm`. With ``debug`` the exception is raised
-    unchanged; None is for a command without this option. Else its traceback is written to
-    ``error.txt`` in ``log_dir`` if possible.
+    Ctrl-C ends in one line, too (code 130); SIGTERM as in :func:`unwind_on_sigterm`. With ``debug``
+    the exception is raised unchanged; None is for a command without this option. Else its traceback
+    is written to ``error.txt`` in ``log_dir`` if possible.
     """
     try:
         with unwind_on_sigterm():

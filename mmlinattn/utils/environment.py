@@ -21,26 +21,16 @@ def use_utf8() -> None:
 
 
 def prepare_environment() -> None:
-    """Switch off the telemetry of other packages and set a user name if there is none.
-
-    onnxruntime (from 1.29) sends telemetry and stores an identifier in the home directory. An
-    existing value of ``ORT_DISABLE_TELEMETRY`` is kept.
-
-    torch reads the user name when torchvision imports it. A container with an unknown user id
-    (``docker run --user 12345``) has no name, which raises KeyError.
-    """
+    """Switch off the telemetry of onnxruntime (from 1.29) and set a user name if there is none."""
     os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')
-    try:
+    try:  # torch asks; a container with an unknown user id (docker run --user 12345) has no name
         getpass.getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
         os.environ['USER'] = str(os.getuid())
 
 
 def is_command_line() -> bool:
-    """Return True in ``python -m mmlinattn``, the console script and the scripts of ``tools/``.
-
-    These parse their arguments before they import torch and the frameworks.
-    """
+    """Return True in ``python -m mmlinattn``, the console script and the scripts of ``tools/``."""
     name = sys.argv[0] if sys.argv else ''
     # While Python imports the package of `python -m mmlinattn`, argv[0] is '-m'.
     return Path(name).stem == 'mmlinattn' or (name == '-m' and 'mmlinattn' in sys.orig_argv)

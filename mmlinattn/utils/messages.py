@@ -52,10 +52,7 @@ def _is_other(record: logging.LogRecord) -> bool:
 
 
 def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
-    """Filter :data:`MESSAGES` out of a logger's console output; return the handlers that change.
-
-    The log file keeps the messages.
-    """
+    """Filter :data:`MESSAGES` out of a logger's console output; return the handlers that change."""
     printing = [x for x in logger.handlers if not isinstance(x, logging.FileHandler)]
     changed = [handler for handler in printing if _is_other not in handler.filters]
     for handler in changed:
@@ -64,10 +61,7 @@ def hide_on_console(logger: logging.Logger) -> List[logging.Handler]:
 
 
 def hide_known_messages() -> List[logging.Handler]:
-    """Filter :data:`MESSAGES` out of warnings and MMEngine's console log until the process ends.
-
-    Returns what :func:`hide_on_console` does.
-    """
+    """Apply :func:`hide_on_console` to MMEngine's logger, and filter warnings, for good."""
     for text in MESSAGES:
         warnings.filterwarnings('ignore', message=re.escape(text))
     with contextlib.suppress(ModuleNotFoundError):

@@ -30,7 +30,6 @@ OPERATORS = (
     'nms', 'roi_align_forward', 'roi_align_backward', 'sigmoid_focal_loss_forward',
     'sigmoid_focal_loss_backward', 'ms_deform_attn_forward', 'ms_deform_attn_backward',
 )  # fmt: skip
-AVERAGE = 1  # pool_mode of RoIAlign; 0 is max pooling
 
 
 def __getattr__(name: str) -> Callable:
@@ -68,9 +67,6 @@ def get_compiling_cuda_version() -> str:
     return torch.version.cuda or 'not available'
 
 
-# Non-maximum suppression
-
-
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Return the indices (K,) int64, best first, that greedy suppression of boxes (N, 4) leaves.
 
@@ -86,9 +82,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     threshold = torch.tensor(iou_threshold, dtype=torch.float32).item()
     ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
     return order[torchvision.ops.nms(boxes, ranks, threshold)]
-
-
-# RoIAlign
 
 
 def roi_align_forward(
@@ -126,11 +119,8 @@ def roi_align_backward(
 
 
 def _check_average(pool_mode: int) -> None:
-    if pool_mode != AVERAGE:
+    if pool_mode != 1:  # 0 is max pooling
         raise NotImplementedError(_how_to_get("roi_align with pool_mode='max'"))
-
-
-# Sigmoid focal loss
 
 
 def sigmoid_focal_loss_forward(
@@ -157,10 +147,7 @@ def sigmoid_focal_loss_backward(
 def _focal_terms(
     input: Tensor, target: Tensor, weight: Tensor, alpha: float
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """Return sign, signed logit and weight of each logit, all (N, C).
-
-    The sign is 1 for the target class and -1 for the others.
-    """
+    """Return sign (target: 1, else -1), signed logit and weight of each logit, all (N, C)."""
     x = _widen(input)
     classes = x.shape[1]
     hit = (target[:, None] == torch.arange(classes, device=x.device)).to(x)  # 0 or 1
@@ -170,9 +157,6 @@ def _focal_terms(
         of_row = torch.where(is_class, weight[target.clamp(0, classes - 1)].to(x), 1.0)
         balance = balance * of_row[:, None]
     return sign, sign * x, balance
-
-
-# Multi-scale deformable attention
 
 
 def ms_deform_attn_forward(
@@ -194,7 +178,7 @@ def ms_deform_attn_backward(
     grad_value: Tensor, grad_sampling_loc: Tensor, grad_attn_weight: Tensor, im2col_step: int,
 ) -> None:  # fmt: skip
     """Write the gradients of :func:`ms_deform_attn_forward`, which is computed again here."""
-    levels = list(zip(value_spatial_shapes.tolist(), value_level_start_index.tolist()))
+    levels = [*zip(value_spatial_shapes.tolist(), value_level_start_index.tolist())]
     inputs = [x.detach().requires_grad_() for x in (value, sampling_locations, attention_weights)]
     with torch.enable_grad():
         output = _deform_attn(inputs[0], levels, *inputs[1:])
@@ -219,8 +203,5 @@ def _deform_attn(value: Tensor, levels: list, locations: Tensor, weights: Tensor
 
 
 def _widen(x: Tensor) -> Tensor:
-    """Return x in float32 if it is float16 or bfloat16.
-
-    Not all operators of torchvision support the half types.
-    """
+    """Return x in float32 if it is float16 or bfloat16, which torchvision supports in part."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -13,10 +13,7 @@ SAFE = 'safe://'
 
 
 def pretrained_inits(init_cfg: Any) -> List[dict]:
-    """Return the parts of an ``init_cfg`` that load a checkpoint.
-
-    Args:
-        init_cfg: None, one dict or several.
+    """Return the parts of an ``init_cfg`` (None, one dict or several) that load a checkpoint.
 
     Example:
         >>> pretrained_inits([dict(type='Constant'), dict(type='Pretrained', checkpoint='a.pth')])
@@ -56,10 +53,7 @@ def remove_pretrained(model_cfg: dict) -> None:
 
 @contextmanager
 def initial_weights_read_safely(model: nn.Module) -> Iterator[None]:
-    """Let ``init_weights`` of a model read checkpoints without running code that they contain.
-
-    MMEngine's own reader runs the code of a file that torch refuses.
-    """
+    """Let ``init_weights`` read checkpoints without running their code, as MMEngine does."""
     found = [pretrained_inits(getattr(module, 'init_cfg', None)) for module in model.modules()]
     inits = {id(init): init for part in found for init in part}.values()  # modules may share one
     for init in inits:

@@ -18,13 +18,10 @@ TESTED = {
 
 
 def warn_if_untested() -> None:
-    """Warn once about all imported packages whose versions are outside ``TESTED``.
-
-    Only imported packages are checked. Their ``__version__`` is used because OneDL's packages and
-    the originals have the same modules under different distribution names.
-    """
+    """Warn once about all imported packages whose versions are outside ``TESTED``."""
     found = []
     for name in TESTED:
+        # Distributions have other names, OneDL's and the originals'.
         version = getattr(sys.modules.get(name), '__version__', None)
         problem = None if version is None else untested(name, version)
         if problem:

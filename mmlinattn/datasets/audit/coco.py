@@ -28,12 +28,7 @@ class Finding(NamedTuple):
 
 
 def read_json(path: str, backend_args: Optional[dict] = None) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        ValueError: it is no JSON in UTF-8, or begins with a byte-order mark.
-        OSError: it cannot be read.
-    """
+    """Return the content of a JSON file; raise ValueError if it is none in UTF-8, or OSError."""
     data = fileio.get(path, backend_args)
     if data.startswith(codecs.BOM_UTF8):
         raise ValueError('it begins with a byte-order mark: save it as UTF-8 without one')

@@ -17,17 +17,11 @@ IMAGES = (
 
 
 def image_size(file: Union[str, Path, BinaryIO]) -> Tuple[int, int]:
-    """Return (height, width) from the header of an image file, without decoding its pixels.
-
-    Raises:
-        OSError: the file cannot be read, or Pillow does not know its format.
-        PIL.Image.DecompressionBombError: more than twice ``PIL.Image.MAX_IMAGE_PIXELS`` pixels.
-    """
+    """Return (height, width) from the header of an image file, or raise Pillow's errors."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', Image.DecompressionBombWarning)
         with Image.open(file) as image:
-            width, height = image.size
-    return height, width
+            return image.height, image.width
 
 
 def too_dark(largest: int) -> Optional[str]:
@@ -43,10 +37,8 @@ def too_dark(largest: int) -> Optional[str]:
 
 
 def reads_8_bits(kind: str, options: Mapping) -> bool:
-    """Return True if a loading step, by the name of its type, reads images into 8 bits.
-
-    Other steps may keep more bits, and read formats that Pillow does not know.
-    """
+    """Return True if a loading step, by the name of its type, reads images into 8 bits."""
+    # Other steps may keep more bits, and read formats that Pillow does not know.
     if options.get('color_type') == 'unchanged' or options.get('imdecode_backend') == 'tifffile':
         return False
     return kind == 'LoadImageFromFile'

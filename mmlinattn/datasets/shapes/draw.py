@@ -113,10 +113,7 @@ def _axes(rng: np.random.Generator, size: int) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def _coverage(rng: np.random.Generator, size: int, label: int, diameter: float) -> np.ndarray:
-    """Return the covered fraction of each pixel for a shape of random rotation and position.
-
-    The result is (S, S) float32.
-    """
+    """Return the fraction of each pixel, (S, S) float32, that a shape at a random place covers."""
     radius = diameter / 2
     angle = rng.uniform(0, 2 * np.pi)
     # Near the border a shape may be cut slightly, but stays recognisable.
@@ -135,10 +132,7 @@ def covered_area(corners: np.ndarray, size: int) -> np.ndarray:
 def _texture(
     rng: np.random.Generator, size: int, diameter: float, style: int, beneath: np.ndarray
 ) -> np.ndarray:
-    """Draw a texture in the style of a class that contrasts with the pixels beneath, (N, 3).
-
-    The result is (S, S, 3) float32, scaled to a shape of this diameter.
-    """
+    """Draw a texture (S, S, 3) of a class in contrast to the pixels beneath (N, 3)."""
     u, v = _axes(rng, size)
     period = max(4.0, diameter * rng.uniform(0.2, 0.4))
     kind, colors = TEXTURES[style], _contrasting_colors(rng, beneath, HUES[style])
