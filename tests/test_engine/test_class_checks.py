@@ -38,6 +38,11 @@ def change(path, function):
     path.write_text(json.dumps(content))
 
 
+def refused(message, cfg, *splits):
+    with pytest.raises(DataError, match=message):
+        check_run(cfg, *splits)
+
+
 # Of the five classes circle, square, triangle, star, cross.
 NAMES = {
     'another order': (
@@ -59,8 +64,7 @@ def test_names_that_are_not_those_of_the_file(root, case):
     classes, message = NAMES[case]
     cfg = shrunk('ravlt-retinanet', root)
     cfg.train_dataloader.dataset.metainfo = dict(classes=classes)
-    with pytest.raises(DataError, match=message):
-        check_run(cfg, 'train')
+    refused(message, cfg, 'train')
 
 
 def test_the_labels_would_be_wrong(root):
@@ -85,22 +89,19 @@ def test_the_labels_would_be_wrong(root):
 def test_categories_that_are_missing_or_there_twice(root, change_categories, message):
     """Those behind one would get labels of other classes."""
     change(root / COCO, lambda content: change_categories(content['categories']))
-    with pytest.raises(DataError, match=f'{root / COCO}: {message}'):
-        check_run(shrunk('ravlt-retinanet', root), 'train')
+    refused(f'{root / COCO}: {message}', shrunk('ravlt-retinanet', root), 'train')
 
 
 def test_the_old_name_of_the_option(root):
     cfg = shrunk('ravlt-retinanet', root)
     cfg.train_dataloader.dataset.metainfo = dict(CLASSES=('circle',))
-    with pytest.raises(DataError, match=r'reads metainfo\.classes, not metainfo\.CLASSES'):
-        check_run(cfg, 'train')
+    refused(r'reads metainfo\.classes, not metainfo\.CLASSES', cfg, 'train')
 
 
 def test_classes_that_a_segmentation_set_does_not_have(root):
     cfg = shrunk('ravlt-semantic-fpn', root)
     cfg.train_dataloader.dataset.update(type='ADE20KDataset', metainfo=dict(classes=('bolt',)))
-    with pytest.raises(DataError, match=r"ADE20KDataset, which lacks .*'bolt'.*BaseSegDataset"):
-        check_run(cfg, 'train')
+    refused(r"ADE20KDataset, which lacks .*'bolt'.*BaseSegDataset", cfg, 'train')
 
 
 @pytest.mark.parametrize('named', [True, False])
@@ -121,8 +122,7 @@ def test_classes_inside_a_file_in_the_format_of_mmengine(root, named):
         cfg.train_dataloader.dataset.metainfo = dict(classes=[name.title() for name in known])
         check_run(cfg, 'train')  # other names of the same labels
         message = "val.json: label 0 is 'cross', but 'circle' in metainfo.classes: the labels are "
-    with pytest.raises(DataError, match=message):
-        check_run(cfg, 'train', 'val')
+    refused(message, cfg, 'train', 'val')
 
 
 def test_splits_with_the_classes_in_another_order(root):
@@ -133,8 +133,7 @@ def test_splits_with_the_classes_in_another_order(root):
     cfg.val_dataloader.dataset.metainfo = dict(classes=names)
     check_run(cfg, 'val')
     message = r"^val_dataloader: label 0 is 'circle', but 'cross' here: .* as train_dataloader"
-    with pytest.raises(DataError, match=message):
-        check_run(cfg, 'train', 'val')
+    refused(message, cfg, 'train', 'val')
 
 
 @pytest.mark.parametrize(
@@ -173,8 +172,7 @@ def test_folders_that_number_other_classes(tmp_path, change_folder, options, mes
     dataset.pop('metainfo')
     dataset.update(options)
     change_folder(tmp_path / 'val')
-    with pytest.raises(DataError, match=message):
-        check_run(cfg, 'train', 'val')
+    refused(message, cfg, 'train', 'val')
 
 
 @pytest.mark.parametrize(
@@ -341,8 +339,7 @@ def test_a_data_preprocessor_beside_the_model_is_checked(root):
     cfg = shrunk('ravlt-nano-cls', root)
     cfg.model.train_cfg = dict(augments=[dict(type='Mixup', alpha=0.8)])
     cfg.data_preprocessor = dict(cfg.model.pop('data_preprocessor'), num_classes=100)
-    with pytest.raises(DataError, match=r'data_preprocessor\.num_classes is 100, but .* 5 classes'):
-        check_run(cfg, 'train')
+    refused(r'data_preprocessor\.num_classes is 100, but .* 5 classes', cfg, 'train')
 
 
 def test_a_command_compares_heads(root, tmp_path, error_of):
@@ -363,19 +360,15 @@ def test_a_metric_that_reads_another_file(root):
     cfg.val_evaluator.ann_file = str(root / 'copied.json')
     check_run(cfg, 'val')  # the same images
     change(root / 'copied.json', lambda content: content['annotations'][0].update(bbox='1 2'))
-    with pytest.raises(DataError, match="copied.json: annotation 1: bbox is '1 2'"):
-        check_run(cfg, 'val')
+    refused("copied.json: annotation 1: bbox is '1 2'", cfg, 'val')
     (root / 'copied.json').write_bytes(b'\xef\xbb\xbf')
-    with pytest.raises(DataError, match="copied.json' cannot be read: .* byte-order mark"):
-        check_run(cfg, 'val')
+    refused("copied.json' cannot be read: .* byte-order mark", cfg, 'val')
     cfg.val_evaluator.ann_file = str(root / COCO)
     message = rf"is '{root / COCO}', which lacks 2 of the 2 images .*such as '000000000001\.jpg'" \
               rf".*: set val_evaluator\.ann_file='{own}'"  # fmt: skip
-    with pytest.raises(DataError, match=rf'^val_evaluator\.ann_file: {message}'):
-        check_run(cfg, 'val')
+    refused(rf'^val_evaluator\.ann_file: {message}', cfg, 'val')
     cfg.val_evaluator = [cfg.val_evaluator]
-    with pytest.raises(DataError, match=r'^val_evaluator\[0\]\.ann_file: is'):
-        check_run(cfg, 'val')
+    refused(r'^val_evaluator\[0\]\.ann_file: is', cfg, 'val')
     cfg.val_evaluator.append(dict(type='CocoMetric', ann_file=own))  # as panoptic models have
     check_run(cfg, 'val')
 
@@ -397,8 +390,7 @@ def test_a_metric_that_ignores_another_label_than_the_head(root, cascade):
         head.ignore_index = 200
     message = r'^val_evaluator(\[1\])?\.ignore_index: is 255, but model\.decode_head\.ignore_index '
     message += r'is 200: .* Set val_evaluator(\[1\])?\.ignore_index=200$'
-    with pytest.raises(DataError, match=message):
-        check_run(cfg, 'val')
+    refused(message, cfg, 'val')
     cfg.val_evaluator.ignore_index = 200
     check_run(cfg, 'val')
     if not cascade:
@@ -407,8 +399,7 @@ def test_a_metric_that_ignores_another_label_than_the_head(root, cascade):
         assert 'padded pixels would end the training. Set' in line
         cfg.val_evaluator.ignore_index = head.ignore_index = 200
     cfg.val_evaluator = [cfg.val_evaluator, dict(type='BoundaryIoUMetric')]
-    with pytest.raises(DataError, match=message):
-        check_run(cfg, 'val')
+    refused(message, cfg, 'val')
     cfg.val_evaluator[1] = dict(type='IoUMetric', format_only=True)  # has no scores
     check_run(cfg, 'val')
     (cfg.model.decode_head[1] if cascade else head).ignore_index = 0  # a class that is not trained
@@ -422,13 +413,11 @@ def test_padding_that_is_not_ignored(root):
     check_run(cfg, 'train')
     cfg.model.decode_head.ignore_index = 200
     message = r'seg_pad_val: is 255, but model.decode_head.ignore_index is 200: .*seg_pad_val=200$'
-    with pytest.raises(DataError, match=rf'^model.data_preprocessor.{message}'):
-        check_run(cfg, 'train')
+    refused(rf'^model.data_preprocessor.{message}', cfg, 'train')
     cfg.val_evaluator.ignore_index = 200
     check_run(cfg, 'val')  # nothing is padded with labels
     cfg.model.data_preprocessor.seg_pad_val = 200
-    with pytest.raises(DataError, match='is 200, .* Set model.auxiliary_head.ignore_index=200$'):
-        check_run(cfg, 'train')
+    refused('is 200, .* Set model.auxiliary_head.ignore_index=200$', cfg, 'train')
     cfg.model.auxiliary_head.ignore_index = 200
     check_run(cfg, 'train')
     cfg.model.data_preprocessor.seg_pad_val = 0
@@ -506,6 +495,5 @@ def test_a_classifier_of_one_class(root):
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
         loader.dataset.metainfo = dict(classes=('only',))
     cfg.model.head.num_classes = 1
-    with pytest.raises(DataError, match="^train_dataloader: has one class, 'only', from which"):
-        check_run(cfg, 'train')
+    refused("^train_dataloader: has one class, 'only', from which", cfg, 'train')
     check_run(cfg, 'val')

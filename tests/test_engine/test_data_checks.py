@@ -51,6 +51,11 @@ def loaded(cfg):
     return dataset
 
 
+def refused(message, cfg):
+    with pytest.raises(DataError, match=message):
+        loaded(cfg)
+
+
 def test_folder_without_a_name_that_fits(root):
     cfg = shrunk('segformer', root)
     folder = root / 'cityscapes/leftImg8bit/train'
@@ -121,8 +126,7 @@ def test_images_outside_of_the_data_root(root, tmp_path, name):
     name = name.format(outside=outside)
     change(root, lambda content: content['images'][1].update(file_name=name))
     message = rf"{name}.* outside of the folders of its data set, '{root}/coco"
-    with pytest.raises(DataError, match=message):
-        loaded(shrunk('ravlt-retinanet', root))
+    refused(message, shrunk('ravlt-retinanet', root))
 
 
 def every(**values):
@@ -159,15 +163,13 @@ def test_ids_that_the_evaluation_cannot_take(root):
 def test_images_that_the_list_has_and_the_folder_lacks(root):
     for path in (root / 'coco/train2017').iterdir():
         path.rename(path.with_suffix('.png'))
-    with pytest.raises(DataError, match=r'000000000001\.jpg does not exist; .*\.png, '):
-        loaded(shrunk('ravlt-retinanet', root))
+    refused(r'000000000001\.jpg does not exist; .*\.png, ', shrunk('ravlt-retinanet', root))
     for family in ('segformer', 'ravlt-semantic-fpn'):
         assert len(loaded(shrunk(family, root))) == 3
     for path in files(root, 'cityscapes/gtFine/train') + files(root, 'ade/annotations/training'):
         path.unlink()
     for family in ('segformer', 'ravlt-semantic-fpn'):
-        with pytest.raises(DataError, match=r'\.png does not exist; .* has no file'):
-            loaded(shrunk(family, root))
+        refused(r'\.png does not exist; .* has no file', shrunk(family, root))
 
 
 @pytest.mark.parametrize('folder', ['leftImg8bit', 'gtFine'])
@@ -177,8 +179,7 @@ def test_images_and_maps_that_cannot_be_read(root, folder):
     path.write_bytes(b'no image')
     with pytest.raises(DataError, match=f'^{path} cannot be loaded: '):
         dataset[1]  # while training
-    with pytest.raises(DataError, match=f'^{path} cannot be loaded: '):
-        loaded(shrunk('segformer', root))  # before it
+    refused(f'^{path} cannot be loaded: ', shrunk('segformer', root))  # before it
 
 
 def test_no_memory_for_an_image(root, monkeypatch):
@@ -231,13 +232,11 @@ def test_images_of_another_size_than_their_annotations(root):
     cfg = shrunk('ravlt-retinanet', root)
     turn(path)
     change(root, lambda content: content['images'][1].update(height=48, width=64))
-    with pytest.raises(DataError, match=rf'{path} is 64 high .* \(48, 64\)\. Exchange them'):
-        loaded(cfg)
+    refused(rf'{path} is 64 high .* \(48, 64\)\. Exchange them', cfg)
     change(root, lambda content: content['images'][1].update(height=64, width=48))
     assert loaded(cfg)[1]
     change(root, lambda content: content['images'][1].update(height=128, width=96))
-    with pytest.raises(DataError, match=rf'{path} is 64 high and 48 wide, its .* \(128, 96\)$'):
-        loaded(cfg)
+    refused(rf'{path} is 64 high and 48 wide, its .* \(128, 96\)$', cfg)
 
 
 def test_maps_that_are_no_labels_of_their_images(root):
@@ -270,11 +269,9 @@ def test_maps_with_labels_that_the_model_lacks(root):
     number = labels_of(shrunk('segformer', root)).number
     loaded(segmentor(root, number - 1))
     message = rf'has labels \[{number}\], known are 0 to {number - 1}; .* set reduce_zero_label'
-    with pytest.raises(DataError, match=message):
-        loaded(segmentor(root, number))
+    refused(message, segmentor(root, number))
     loaded(segmentor(root, number, reduce_zero_label=True))
-    with pytest.raises(DataError, match=rf'has labels \[77\], known are 0 to {number - 1}$'):
-        loaded(segmentor(root, 77))
+    refused(rf'has labels \[77\], known are 0 to {number - 1}$', segmentor(root, 77))
     dataset = loaded(segmentor(root, 1))
     segmentor(root, 77)
     with pytest.raises(DataError, match=r'has labels \[77\]'):  # while training
@@ -298,8 +295,7 @@ def test_a_step_behind_the_loading_may_change_labels(root, monkeypatch, package,
     merge = dict(type='RandomApply', transforms=[dict(type='Merge')], prob=1.0)
     cfg.train_dataloader.dataset.pipeline.insert(2, merge)
     if not is_own:
-        with pytest.raises(DataError, match=r'has labels \[77\]'):
-            loaded(cfg)
+        refused(r'has labels \[77\]', cfg)
         return
     dataset = loaded(cfg)
     assert 'has labels [77]' in warned[0]
@@ -309,8 +305,7 @@ def test_a_step_behind_the_loading_may_change_labels(root, monkeypatch, package,
 def test_maps_of_16_bits_that_mmsegmentation_wraps(root):
     """Their labels are known ones after the cast; 65535 is ignored as 255 is."""
     message = r'TrainIds.png has labels \[257\], .* \(257 as 1\): write a map of 8 bits'
-    with pytest.raises(DataError, match=message):
-        loaded(segmentor(root, 257))
+    refused(message, segmentor(root, 257))
     cfg = segmentor(root, 257)
     base = TRANSFORMS.get('mmseg.LoadAnnotations')
     own = type('Own', (base,), dict(_load_seg_map=lambda *args: base._load_seg_map(*args)))
@@ -323,8 +318,7 @@ def test_maps_of_16_bits_that_mmsegmentation_wraps(root):
     loaded(cfg)
     cfg.model.decode_head.ignore_index = 254
     cfg.model.decode_head.num_classes = 256
-    with pytest.raises(DataError, match=r'has labels \[65535\]'):
-        loaded(cfg)
+    refused(r'has labels \[65535\]', cfg)
 
 
 def findings(cfg):
@@ -419,8 +413,7 @@ def test_maps_of_ignored_pixels_only(root, monkeypatch):
     cfg = segmentor(root, 255)
     for path in root.rglob('*_labelTrainIds.png'):
         cv2.imwrite(str(path), np.full((64, 64), 255, np.uint8))
-    with pytest.raises(DataError, match='has maps with the label 255 only, which is ignored'):
-        loaded(cfg)
+    refused('has maps with the label 255 only, which is ignored', cfg)
     assert 'has maps with the label 255 only' in findings(cfg)[-1]
     monkeypatch.setattr(sample_loading, 'LOOKED_AT', 2)
     loaded(cfg)  # the third one may have others
@@ -461,30 +454,26 @@ def test_files_that_are_empty_or_nearly_black(root, monkeypatch):
     loaded(cfg)
     assert said == [f'{image} its 16-bit values end at 4095, black in 8 bits: scale them to 65535']
     other.write_bytes(b'')
-    with pytest.raises(DataError, match=f'^{other} cannot be loaded: the file is empty$'):
-        loaded(cfg)
+    refused(f'^{other} cannot be loaded: the file is empty$', cfg)
 
 
 def test_labels_of_a_classifier(root):
     cfg = shrunk('ravlt-nano-cls', root)
     cfg.model.head.num_classes = 3
     message = r'/(star|triangle)/.* has the label \d, the labels of 3 classes are 0 to 2'
-    with pytest.raises(DataError, match=message):
-        loaded(cfg)
+    refused(message, cfg)
     image = files(root, 'coco/train2017')[0]
     records = [dict(img_path=str(image), gt_label=['circle'])]
     (root / 'texts.json').write_text(json.dumps(dict(metainfo={}, data_list=records)))
     dataset = dict(type='MultiLabelDataset', data_root=str(root), ann_file='texts.json')
     cfg.train_dataloader.dataset = dict(dataset, pipeline=cfg.train_dataloader.dataset.pipeline)
-    with pytest.raises(DataError, match=r"has the label \['circle'\], labels are integers from 0"):
-        loaded(cfg)
+    refused(r"has the label \['circle'\], labels are integers from 0", cfg)
 
 
 def test_a_classifier_needs_the_labels_of_images_that_are_trained_or_scored(root):
     cfg = shrunk('ravlt-nano-cls', root)
     cfg.train_dataloader.dataset.with_label = False
-    with pytest.raises(DataError, match=r'/train/.* has no gt_label, .*\(with_label=True\)'):
-        loaded(cfg)
+    refused(r'/train/.* has no gt_label, .*\(with_label=True\)', cfg)
     cfg.test_evaluator = [dict(type='DumpResults', out_file_path='out.pkl')]
     assert labels_of(cfg, 'val').required and not labels_of(cfg, 'test').required
     assert not labels_of(shrunk('ravlt-retinanet', root)).required

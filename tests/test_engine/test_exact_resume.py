@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop
@@ -22,7 +21,7 @@ from mmlinattn.engine.hooks import exact_resume_hook
 from mmlinattn.engine.hooks.exact_resume_hook import ExactResumeHook, seed_everything
 from mmlinattn.engine.hooks.preemption_hook import Preempted, PreemptionHook
 from mmlinattn.utils.errors import InputError
-from tests.test_engine.tiny_runner import IMAGES, Net, Pair, tiny_runner
+from tests.test_engine.tiny_runner import IMAGES, Constant, Net, Pair, tiny_runner
 
 
 def draw() -> tuple:
@@ -259,16 +258,6 @@ def test_what_needs_no_accumulated_gradients(trained):
     wrapper, content = SimpleNamespace(), dict(optimizer={})  # of a class that accumulates none
     hook.before_save_checkpoint(SimpleNamespace(optim_wrapper=wrapper, hooks=[]), content)
     assert content == dict(optimizer={})
-
-
-class Constant(BaseMetric):
-    """Score of 1, so that only the first validation is an improvement."""
-
-    def process(self, data_batch, data_samples):
-        self.results.append(1)
-
-    def compute_metrics(self, results):
-        return dict(score=1.0, other=1.0)
 
 
 @pytest.mark.parametrize('resumed', [1, 2, 3])

@@ -5,19 +5,11 @@ import time
 
 import pytest
 from mmengine.config import Config
-from mmengine.evaluator import BaseMetric
 
 from mmlinattn.engine.curves import draw_curves, draw_ring_weights, read_scalars
+from mmlinattn.engine.hooks import report_hook
 from mmlinattn.engine.training_setup import set_up_training
-from tests.test_engine.tiny_runner import IMAGES, tiny_runner
-
-
-class Constant(BaseMetric):
-    def process(self, data_batch, data_samples):
-        self.results.append(1)
-
-    def compute_metrics(self, results):
-        return dict(score=0.5)
+from tests.test_engine.tiny_runner import IMAGES, Constant, tiny_runner
 
 
 def write_scalars(folder, name, lines):
@@ -41,7 +33,7 @@ def test_a_resumed_training_is_drawn_as_one(tmp_path, monkeypatch):
         seen.append(training['loss'])
         return draw_curves(training, *rest)
 
-    monkeypatch.setattr('mmlinattn.engine.curves.draw_curves', keep)
+    monkeypatch.setattr(report_hook, 'draw_curves', keep)
     runner_of(tmp_path, 3).train()
     assert [path.name for path in (tmp_path / 'report').iterdir()] == ['curves.png']
     assert 'report: curves.png' in next(tmp_path.glob('*/*.log')).read_text()
@@ -78,9 +70,7 @@ def test_curves_join_the_parts_of_a_training(tmp_path):
 
 def test_validations_between_logged_iterations(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        'mmlinattn.engine.curves.draw_curves', lambda _, scores, unit: seen.append(scores)
-    )
+    monkeypatch.setattr(report_hook, 'draw_curves', lambda _, scores, unit: seen.append(scores))
     hooks = dict(logger=dict(type='LoggerHook', interval=5), report=dict(type='ReportHook'))
     loader = dict(dataset=IMAGES, batch_size=1, sampler=dict(type='DefaultSampler', shuffle=False))
     loader.update(collate_fn=dict(type='default_collate'))
@@ -138,7 +128,7 @@ def test_a_picture_that_fails_ends_no_training(tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError('no canvas')
 
-    monkeypatch.setattr('mmlinattn.engine.curves.draw_curves', fail)
+    monkeypatch.setattr(report_hook, 'draw_curves', fail)
     runner_of(tmp_path, 1).train()
     text = next(tmp_path.glob('*/*.log')).read_text()
     assert 'no report of the training (RuntimeError: no canvas)' in text

@@ -9,6 +9,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from ...utils.messages import log_warning
+from ..curves import draw_curves, draw_ring_weights, read_scalars
 
 # Key of the parts of a training in the message hub, which every checkpoint contains.
 RUNS = 'report_runs'
@@ -41,28 +42,18 @@ class ReportHook(Hook):
     @master_only
     def after_train(self, runner: Runner) -> None:
         try:
-            written = _write(runner)
+            folder = Path(runner.work_dir) / 'report'
+            folder.mkdir(exist_ok=True)
+            runs = runner.message_hub.get_info(RUNS)
+            unit = 'iteration' if runs[-1][2] is None else 'epoch'
+            training, validation = read_scalars(Path(runner.work_dir), runs)
+            curves = draw_curves(training, validation, unit)
+            pictures = {'curves.png': curves, 'ring_weights.png': draw_ring_weights(training, unit)}
+            written = {name: figure for name, figure in pictures.items() if figure is not None}
+            for name, figure in written.items():
+                figure.savefig(folder / name)
         except Exception as error:  # the training is done
             log_warning(f'no report of the training ({type(error).__name__}: {error})')
             return
         if written:
             print_log(f'{runner.work_dir}/report: {", ".join(written)}', 'current')
-
-
-def _write(runner: Runner) -> list:
-    """Write the pictures of the report, and return their names."""
-    from ..curves import draw_curves, draw_ring_weights, read_scalars
-
-    folder = Path(runner.work_dir) / 'report'
-    folder.mkdir(exist_ok=True)
-    runs = runner.message_hub.get_info(RUNS)
-    unit = 'iteration' if runs[-1][2] is None else 'epoch'
-    training, validation = read_scalars(Path(runner.work_dir), runs)
-    pictures = {
-        'curves.png': draw_curves(training, validation, unit),
-        'ring_weights.png': draw_ring_weights(training, unit),
-    }
-    written = {name: figure for name, figure in pictures.items() if figure is not None}
-    for name, figure in written.items():
-        figure.savefig(folder / name)
-    return [*written]
