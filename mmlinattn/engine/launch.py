@@ -69,9 +69,8 @@ def broadcast_from_first(compute: Callable[[], T]) -> T:
 def leave_process_group() -> None:
     """End the process group in all processes together; do nothing in a single process.
 
-    A gloo thread may still hold a tensor of the last collective when its process exits. The
-    interpreter's shutdown may then abort it ("terminate called without an active exception").
-    The thread needs Python's lock to free that tensor, so it gets the lock before the group ends.
+    A gloo thread may still hold a tensor of the last collective, which it frees under Python's
+    lock; the shutdown may abort it ("terminate called without an active exception").
     """
     if is_distributed():
         torch.distributed.barrier()

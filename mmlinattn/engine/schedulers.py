@@ -51,9 +51,8 @@ class CosineAnnealingLR(scheduler.CosineAnnealingLR):
     step ``warmup + lag`` on. Put the schedule of the warm-up before it.
 
     Args:
-        optimizer: optimizer or its wrapper.
+        optimizer, lag: as in :class:`LinearLR`.
         warmup: number of steps of the warm-up.
-        lag: number of steps by which every value comes later.
         **kwargs: options of MMEngine's ``CosineAnnealingLR``.
     """
 
@@ -76,8 +75,6 @@ class CosineAnnealingLR(scheduler.CosineAnnealingLR):
         if step < self.warmup:
             return [group[self.param_name] for group in self.optimizer.param_groups]
         factor = (1 + math.cos(math.pi * step / self.T_max)) / 2
-        values = []
-        for base in self.base_values:
-            floor = self.eta_min if self.eta_min_ratio is None else base * self.eta_min_ratio
-            values.append(floor + (base - floor) * factor)
-        return values
+        ratio = self.eta_min_ratio
+        floors = [self.eta_min if ratio is None else base * ratio for base in self.base_values]
+        return [low + (base - low) * factor for base, low in zip(self.base_values, floors)]

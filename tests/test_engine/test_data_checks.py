@@ -343,17 +343,9 @@ def test_a_map_without_an_image_whose_suffix_has_capitals(root):
             False,
             "of 'b', 'c', 'd', 'e': write other classes as 1, 2, .*255",
         ),
-        (
-            lambda m: m % 4 + 1,
-            False,
-            "of 'a': if its maps count classes from 1, set",
-        ),
+        (lambda m: m % 4 + 1, False, "of 'a': if its maps count classes from 1, set"),
         (lambda m: m + 1, True, None),
-        (
-            lambda m: m,
-            True,
-            "of 'e': if its maps count classes from 0, .*=False",
-        ),
+        (lambda m: m, True, "of 'e': if its maps count classes from 0, .*=False"),
         (
             lambda m: np.minimum(m, 1),
             True,

@@ -103,11 +103,7 @@ def test_pyramids_and_strides(tmp_path, base, backbone, neck, message):
 @pytest.mark.parametrize(
     'out_type, neck, message',
     [
-        (
-            'featmap',
-            None,
-            r"head .* on the maps .*: set model.neck=dict\(type='Glo",
-        ),
+        ('featmap', None, r"head .* on the maps .*: set model.neck=dict\(type='Glo"),
         ('cls_token', 'GlobalAveragePooling', 'neck .* on the vectors .*: set model.neck=None, or'),
         ('featmap', 'GlobalAveragePooling', None),
         ('cls_token', None, None),

@@ -42,11 +42,8 @@ class RippleWeightsHook(Hook):
     A divergence is between 0 and ln 2 = 0.69, the entropy between 0 (one ring) and ln(R + 1) (equal
     weights). LAYER is the name of the layer in the model, such as ``backbone.layers.0.attn``.
     Padded tokens and extra tokens are left out. Weights of ``weights='truncated'`` are divided by
-    their sum.
-
-    The numbers go to the visualizer and to the message hub. Weights are computed once more for
-    them, without gradient: the training has the same result with and without the hook. Between two
-    logs it costs nothing.
+    their sum. The training has the same result without the hook, which costs nothing between two
+    logs.
 
     Args:
         interval: iterations between two logs; the first iteration is always logged.

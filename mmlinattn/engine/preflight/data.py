@@ -43,6 +43,7 @@ DATA_HINTS = {
 PICKLED = {
     ('OpenImagesDataset', 'meta_file'), ('RefCOCO', 'split_file'), ('RefCocoDataset', 'split_file'),
 }  # fmt: skip
+PICKLE_STARTS = (b'\x80\2', b'\x80\3', b'\x80\4', b'\x80\5')  # of protocol 2 and newer
 # Parts of the names of MMPretrain's metrics that read the label of an image.
 LABEL_METRICS = (
     'Accuracy', 'AveragePrecision', 'ConfusionMatrix', 'MultiLabelMetric', 'SingleLabelMetric',
@@ -85,26 +86,24 @@ def check_data(cfg: Config, *loaders: str) -> None:
 
 def check_plain(dataset: dict) -> None:
     """Raise DataError if a file of a data set config would run code when read."""
-    root = dataset.get('data_root') or ''
     for place, text in nodes(dataset):
-        if isinstance(text, str) and osp.isfile(osp.join(root, text)):
-            _check_plain(osp.join(root, text), (type_name(dataset), place) in PICKLED)
-
-
-def _check_plain(path: str, is_pickled: bool) -> None:
-    try:
-        with open(path, 'rb') as file:  # how pickles of protocol 2 and newer begin
-            is_pickled = is_pickled or file.read(2) in (b'\x80\2', b'\x80\3', b'\x80\4', b'\x80\5')
-        if is_pickled or path.endswith(('.pkl', '.pickle')):
-            PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
-        elif path.endswith(('.yml', '.yaml')):
-            loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
-            yaml.load(Path(path).read_bytes(), Loader=loader)
-        elif path.endswith(('.npy', '.npz')):
-            arrays = np.load(path, allow_pickle=False)
-            [arrays[name] for name in getattr(arrays, 'files', ())]
-    except Exception as error:  # corrupt files raise any type of error
-        raise DataError(f'{path} is refused: {error}') from error
+        path = osp.join(dataset.get('data_root') or '', text) if isinstance(text, str) else ''
+        if not osp.isfile(path):
+            continue
+        try:
+            with open(path, 'rb') as file:
+                start = file.read(2)
+            is_pickled = start in PICKLE_STARTS or (type_name(dataset), place) in PICKLED
+            if is_pickled or path.endswith(('.pkl', '.pickle')):
+                PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
+            elif path.endswith(('.yml', '.yaml')):
+                loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
+                yaml.load(Path(path).read_bytes(), Loader=loader)
+            elif path.endswith(('.npy', '.npz')):
+                arrays = np.load(path, allow_pickle=False)
+                [arrays[name] for name in getattr(arrays, 'files', ())]
+        except Exception as error:  # corrupt files raise any type of error
+            raise DataError(f'{path} is refused: {error}') from error
 
 
 def _data_hint(root: str, path: str) -> str:
