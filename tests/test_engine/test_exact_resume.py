@@ -266,20 +266,18 @@ def test_early_stopping_remembers_its_wait(tmp_path, resumed):
     stop = dict(type='EarlyStoppingHook', monitor='score', rule='greater', patience=3)
     options = dict(metrics=[Constant()], custom_hooks=[dict(type='ExactResumeHook'), stop])
     options['dataset'] = Images(IMAGES)
-    runner = tiny_runner(tmp_path, 9, **options)
-    runner.train()
-    assert runner.epoch == 4
+
+    def last_epoch(**changes):
+        runner = tiny_runner(tmp_path, 9, **options, **changes)
+        runner.train()
+        return runner.epoch
+
+    assert last_epoch() == 4
     path = str(tmp_path / f'epoch_{resumed}.pth')
-    runner = tiny_runner(tmp_path, 9, load_from=path, resume=True, **options)
-    runner.train()
-    assert runner.epoch == 4
-    runner = tiny_runner(tmp_path, 9, load_from=path, **options)  # from the weights
-    runner.train()
-    assert runner.epoch == 4
+    assert last_epoch(load_from=path, resume=True) == 4
+    assert last_epoch(load_from=path) == 4  # from the weights
     stop['monitor'] = 'other'  # of which the checkpoint knows nothing
-    runner = tiny_runner(tmp_path, 9, load_from=path, resume=True, **options)
-    runner.train()
-    assert runner.epoch == resumed + 4
+    assert last_epoch(load_from=path, resume=True) == resumed + 4
 
 
 def test_a_kill_before_a_validation_that_saves_the_best(tmp_path):

@@ -1,4 +1,5 @@
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from tests.test_engine.tiny_runner import Net, tiny_runner
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4))
 PARAMWISE = dict(norm_decay_mult=0.0, custom_keys={'0': dict(lr_mult=0.5)})
+
+
+def merged_groups(optimizer):
+    """Merge the groups of an optimizer, and return a list that gets their number in each step."""
+    merge_groups_in_steps(optimizer)
+    seen = []
+    optimizer.register_step_pre_hook(lambda o, *_: seen.append(len(o.param_groups)))
+    return seen
 
 
 def wrapper_of(model, **optimizer):
@@ -37,10 +46,9 @@ def steps(model, wrapper, schedule):
 def test_steps_are_the_same_with_fewer_groups(optimizer):
     models = [copy.deepcopy(NET) for _ in range(2)]
     plain, merged = (wrapper_of(model, **optimizer) for model in models)
-    merge_groups_in_steps(merged.optimizer)
-    own, seen = merged.optimizer.param_groups, []
+    seen = merged_groups(merged.optimizer)
+    own = merged.optimizer.param_groups
     assert {type(group) for group in own} == {dict}
-    merged.optimizer.register_step_pre_hook(lambda o, *_: seen.append(len(o.param_groups)))
     for model, wrapper in zip(models, (plain, merged)):
         steps(model, wrapper, [0.5, 1.0, 0.3])
     for a, b in zip(*(model.parameters() for model in models)):
@@ -64,9 +72,7 @@ def test_groups_with_equal_values_of_other_options_stay_apart():
     for i, group in enumerate(optimizer.param_groups):
         group['param_name'] = str(i)  # of MMPretrain's layer decay
         del group['differentiable']  # which some lack after a resume
-    merge_groups_in_steps(optimizer)
-    seen = []
-    optimizer.register_step_pre_hook(lambda o, *_: seen.append(len(o.param_groups)))
+    seen = merged_groups(optimizer)
     a.grad = b.grad = torch.zeros(2)
     optimizer.step()
     assert a[0] == 1 - 0.5 * 0.25 and b[0] == 1 - 0.25 * 0.5
@@ -78,9 +84,7 @@ def test_options_that_are_lists_make_groups_of_their_own():
     optimizer = torch.optim.Adam([dict(params=[p]) for p in net.parameters()])
     for group in optimizer.param_groups[:2]:
         group['betas'] = [0.8, 0.9]
-    merge_groups_in_steps(optimizer)
-    seen = []
-    optimizer.register_step_pre_hook(lambda o, *_: seen.append(len(o.param_groups)))
+    seen = merged_groups(optimizer)
     optimizer.step()
     assert seen == [3]
 
@@ -103,19 +107,16 @@ def test_a_step_that_fails_leaves_the_groups_of_the_next_one():
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
-    def fail(*_):
-        raise KeyboardInterrupt
+    def fail():
+        handle = optimizer.register_step_pre_hook(Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        handle.remove()
 
-    handle = optimizer.register_step_pre_hook(fail)
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.step()
-    handle.remove()
+    fail()
     optimizer.step()
     assert optimizer.param_groups is own
-    handle = optimizer.register_step_pre_hook(fail)
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.step()
-    handle.remove()
+    fail()
     optimizer.param_groups = other = [{**group, 'lr': 0.5} for group in own]  # as by a rollback
     optimizer.step()
     assert optimizer.param_groups is other

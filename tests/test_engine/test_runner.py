@@ -67,36 +67,26 @@ def test_other_norms_are_trained_on_one_image():
         assert check_single_images(pooled(nn.GroupNorm(2, 4))) is None  # raises no error
 
 
-@pytest.mark.parametrize('workers, kept, hook, warned', [
-    (1, False, [], True), (1, True, [], False), (0, False, [], False),
-    (1, False, [dict(type='ExactResumeHook')], False),
-])  # fmt: skip
-def test_workers_that_draw_the_same_numbers_again(
-    tmp_path, monkeypatch, workers, kept, hook, warned
-):
-    found = []
-    monkeypatch.setattr(module, 'log_warning', found.append)
-    runner = tiny_runner(tmp_path, custom_hooks=hook)
-    runner._train_dataloader.update(num_workers=workers, persistent_workers=kept)
-    runner.build_train_loop(runner._train_loop)
-    assert ['persistent_workers=True' in text for text in found] == [True] * warned
+WORKERS, PROCESSES = 'persistent_workers=True', 'diff_rank_seed=True'
+EXACT = [dict(type='ExactResumeHook')]
 
 
-@pytest.mark.parametrize('processes, workers, differ, hook, warned', [
-    (2, 0, False, [], True), (2, 0, True, [], False), (2, 1, False, [], False),
-    (1, 0, False, [], False), (2, 0, False, [dict(type='ExactResumeHook')], False),
+@pytest.mark.parametrize('processes, workers, kept, differ, hook, warned', [
+    (1, 1, False, False, [], [WORKERS]), (1, 1, True, False, [], []), (1, 0, False, False, [], []),
+    (1, 1, False, False, EXACT, []), (2, 0, False, False, [], [PROCESSES]),
+    (2, 0, False, True, [], []), (2, 1, True, False, [], []), (2, 0, False, False, EXACT, []),
 ])  # fmt: skip
-def test_processes_that_draw_the_same_numbers(
-    tmp_path, monkeypatch, processes, workers, differ, hook, warned
+def test_workers_or_processes_that_draw_the_same_numbers(
+    tmp_path, monkeypatch, processes, workers, kept, differ, hook, warned
 ):
     found = []
     monkeypatch.setattr(module, 'log_warning', found.append)
     runner = tiny_runner(tmp_path, custom_hooks=hook)
     runner._randomness_cfg['diff_rank_seed'] = differ
-    runner._train_dataloader.update(num_workers=workers, persistent_workers=bool(workers))
+    runner._train_dataloader.update(num_workers=workers, persistent_workers=kept)
     monkeypatch.setattr(module, 'get_world_size', lambda: processes)
     runner.build_train_loop(runner._train_loop)
-    assert ['diff_rank_seed=True' in text for text in found] == [True] * warned
+    assert len(found) == len(warned) and all(cure in text for cure, text in zip(warned, found))
 
 
 def test_images_of_several_sizes_are_batched_apart():
@@ -272,7 +262,6 @@ def test_a_cache_of_yapf_that_is_being_written(tmp_path, whole):
 def test_an_option_that_traces_the_backbone(tmp_path):
     runner = tiny_runner(tmp_path, cfg=dict(efficient_conv_bn_eval=['backbone']))
     runner.prepare_training()  # the model has no backbone of this package
-    runner = tiny_runner(tmp_path, cfg=dict(efficient_conv_bn_eval=['backbone']))
     runner.model.backbone = ViT()
     with pytest.raises(ValueError, match='torch.fx cannot trace ViT: leave it out'):
         runner.prepare_training()
