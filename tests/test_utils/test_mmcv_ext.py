@@ -13,6 +13,27 @@ from . import cases, definitions
 EMPTY = torch.zeros(0)
 
 
+def pooled(x, rois, ratio=0, aligned=True):
+    """RoIAlign of 4 x 3 bins, written over NaN."""
+    out = torch.full((len(rois), 3, 4, 3), torch.nan, dtype=x.dtype)
+    ext.roi_align_forward(x, rois, out, EMPTY, EMPTY, 4, 3, 0.25, ratio, 1, aligned)
+    return out
+
+
+def pooled_grad(upstream, rois, x, ratio=0, aligned=True):
+    grad = torch.full_like(x, torch.nan, dtype=upstream.dtype)
+    ext.roi_align_backward(upstream, rois, EMPTY, EMPTY, grad, 4, 3, 0.25, ratio, 1, aligned)
+    return grad
+
+
+def focal(x, target, weight=EMPTY, gamma=2.0):
+    """Loss and gradient, written over NaN."""
+    out, grad = (torch.full_like(x, torch.nan) for _ in range(2))
+    ext.sigmoid_focal_loss_forward(x, target, weight, out, gamma, 0.25)
+    ext.sigmoid_focal_loss_backward(x, target, weight, grad, gamma, 0.25)
+    return out, grad
+
+
 def test_nms():
     for seed in range(100):
         boxes, scores, _, threshold = cases.boxes_with_ties(seed)
@@ -49,11 +70,8 @@ def test_roi_align(aligned, sampling_ratio, dtype):
         expected = definitions.roi_align(wide, rois.double(), 4, 3, 0.25, sampling_ratio, aligned)
         upstream = torch.randn_like(expected)
         expected.backward(upstream)
-        out, grad = torch.zeros(7, 3, 4, 3, dtype=dtype), torch.zeros_like(x)
-        ext.roi_align_forward(x, rois, out, EMPTY, EMPTY, 4, 3, 0.25, sampling_ratio, 1, aligned)
-        ext.roi_align_backward(
-            upstream.to(dtype), rois, EMPTY, EMPTY, grad, 4, 3, 0.25, sampling_ratio, 1, aligned
-        )
+        out = pooled(x, rois, sampling_ratio, aligned)
+        grad = pooled_grad(upstream.to(dtype), rois, x, sampling_ratio, aligned)
         near = dict(rtol=1e-5, atol=1e-5) if dtype is torch.float32 else dict(rtol=0, atol=1e-12)
         torch.testing.assert_close(out, expected.to(dtype), **near)
         torch.testing.assert_close(grad, wide.grad.to(dtype), **near)
@@ -61,26 +79,18 @@ def test_roi_align(aligned, sampling_ratio, dtype):
 
 def test_roi_align_takes_any_memory_layout():
     x, rois = cases.rois_case(0)
-    outs = [torch.zeros(7, 3, 4, 3) for _ in range(2)]
-    for out, layout in zip(outs, (torch.contiguous_format, torch.channels_last)):
-        like = x.contiguous(memory_format=layout)
-        ext.roi_align_forward(like, rois, out, EMPTY, EMPTY, 4, 3, 0.25, 0, 1, True)
-    assert torch.equal(*outs)
+    assert torch.equal(
+        pooled(x, rois), pooled(x.contiguous(memory_format=torch.channels_last), rois)
+    )
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_roi_align_in_half_types(dtype):
     x, rois = (tensor.to(dtype) for tensor in cases.rois_case(0))
-    out, wide = torch.zeros(7, 3, 4, 3, dtype=dtype), torch.zeros(7, 3, 4, 3)
-    ext.roi_align_forward(x, rois, out, EMPTY, EMPTY, 4, 3, 0.25, 0, 1, True)
-    ext.roi_align_forward(x.float(), rois.float(), wide, EMPTY, EMPTY, 4, 3, 0.25, 0, 1, True)
-    assert torch.equal(out, wide.to(dtype))
-    grad, grad_wide = torch.zeros_like(x), torch.zeros_like(x, dtype=torch.float32)
-    ext.roi_align_backward(out, rois, EMPTY, EMPTY, grad, 4, 3, 0.25, 0, 1, True)
-    ext.roi_align_backward(
-        out.float(), rois.float(), EMPTY, EMPTY, grad_wide, 4, 3, 0.25, 0, 1, True
-    )
-    assert torch.equal(grad, grad_wide.to(dtype))
+    out = pooled(x, rois)
+    assert torch.equal(out, pooled(x.float(), rois.float()).to(dtype))
+    wide = pooled_grad(out.float(), rois.float(), x)
+    assert torch.equal(pooled_grad(out, rois, x), wide.to(dtype))
 
 
 def test_roi_align_trains_deterministically():
@@ -91,8 +101,7 @@ def test_roi_align_trains_deterministically():
     try:
         for deterministic in (False, True, True):
             torch.use_deterministic_algorithms(deterministic)
-            grads.append(torch.zeros_like(x))
-            ext.roi_align_backward(upstream, rois, EMPTY, EMPTY, grads[-1], 4, 3, 0.25, 0, 1, True)
+            grads.append(pooled_grad(upstream, rois, x))
     finally:
         torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(grads[0], grads[1])
@@ -101,14 +110,7 @@ def test_roi_align_trains_deterministically():
 
 def test_roi_align_of_no_regions():
     x, rois = cases.rois_case(0)
-    grad = torch.ones_like(x)
-    ext.roi_align_forward(
-        x, rois[:0], torch.zeros(0, 3, 4, 3), EMPTY, EMPTY, 4, 3, 0.25, 0, 1, True
-    )
-    ext.roi_align_backward(
-        torch.zeros(0, 3, 4, 3), rois[:0], EMPTY, EMPTY, grad, 4, 3, 0.25, 0, 1, True
-    )
-    assert not grad.any()
+    assert not pooled_grad(pooled(x, rois[:0]), rois[:0], x).any()
 
 
 def test_roi_align_of_maxima_is_refused(on_stand_in):
@@ -129,9 +131,7 @@ def test_sigmoid_focal_loss(weighted, gamma, dtype):
     expected = definitions.focal_loss(x, target, weight, gamma, 0.25)
     expected.sum().backward()
     given = EMPTY.to(dtype) if weight is None else weight.to(dtype)
-    out, grad = torch.zeros(12, 4, dtype=dtype), torch.zeros(12, 4, dtype=dtype)
-    ext.sigmoid_focal_loss_forward(x.detach().to(dtype), target, given, out, gamma, 0.25)
-    ext.sigmoid_focal_loss_backward(x.detach().to(dtype), target, given, grad, gamma, 0.25)
+    out, grad = focal(x.detach().to(dtype), target, given, gamma)
     near = 1e-6 if dtype is torch.float32 else 1e-12
     torch.testing.assert_close(out.double(), expected.detach(), rtol=near, atol=near)
     torch.testing.assert_close(grad.double(), x.grad, rtol=near, atol=near)
@@ -140,10 +140,7 @@ def test_sigmoid_focal_loss(weighted, gamma, dtype):
 def test_sigmoid_focal_loss_of_sure_logits_is_finite():
     x = torch.tensor([[-200.0, 200.0, -30.0, 30.0]])
     for target in (0, 1, 4):
-        out, grad = torch.zeros(1, 4), torch.zeros(1, 4)
-        target = torch.tensor([target])
-        ext.sigmoid_focal_loss_forward(x, target, EMPTY, out, 2.0, 0.25)
-        ext.sigmoid_focal_loss_backward(x, target, EMPTY, grad, 2.0, 0.25)
+        out, grad = focal(x, torch.tensor([target]))
         assert out.isfinite().all() and grad.isfinite().all()
     assert out[0, 1] == 150  # 0.75 * 200: not clipped at the smallest float32
 
@@ -151,10 +148,8 @@ def test_sigmoid_focal_loss_of_sure_logits_is_finite():
 def test_sigmoid_focal_loss_in_half_types():
     x, target = torch.randn(6, 4), torch.randint(0, 5, (6,))
     for dtype in (torch.float16, torch.bfloat16):
-        out, wide = torch.zeros(6, 4, dtype=dtype), torch.zeros(6, 4)
-        ext.sigmoid_focal_loss_forward(x.to(dtype), target, EMPTY, out, 2.0, 0.25)
-        ext.sigmoid_focal_loss_forward(x.to(dtype).float(), target, EMPTY, wide, 2.0, 0.25)
-        assert torch.equal(out, wide.to(dtype))
+        for half, wide in zip(focal(x.to(dtype), target), focal(x.to(dtype).float(), target)):
+            assert torch.equal(half, wide.to(dtype))
 
 
 def test_mmdetection_focal_loss_on_it(on_stand_in):
