@@ -18,9 +18,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     A downsampling layer or a late class token belongs to the block after it. Neck, heads and norms
     of the outputs keep the rate. The other options of ``paramwise_cfg`` apply as well.
 
-    It works in models of all three frameworks. MMPretrain's constructor, which has other backbones,
-    calls its option the same.
-
     Args:
         optim_wrapper_cfg, paramwise_cfg: as in MMEngine's DefaultOptimWrapperConstructor.
             ``paramwise_cfg`` must have ``layer_decay_rate``, in (0, 1].
