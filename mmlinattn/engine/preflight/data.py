@@ -126,8 +126,10 @@ def _data_hint(root: str, path: str) -> str:
     )
 
 
-def folders_reason(error: Exception) -> Optional[str]:
-    """Return what to set if MMPretrain finds another number of folders than of classes."""
+def dataset_reason(error: Exception, loader: dict) -> Optional[str]:
+    """Return why the data set of a data loader config cannot be built, for two known errors."""
+    if 'need at least one array to concatenate' in str(error):  # MMEngine, if there is no image
+        return _empty_reason(loader)
     found = re.match(r'The number of subfolders \((\d+)\).*classes \((\d+)\)', str(error))
     return found and (
         f'there are {found[1]} folders of classes, but metainfo.classes has {found[2]} names: set '
@@ -136,8 +138,7 @@ def folders_reason(error: Exception) -> Optional[str]:
     )
 
 
-def empty_reason(loader: dict) -> str:
-    """Return the reason why the data set of a data loader config has no usable image."""
+def _empty_reason(loader: dict) -> str:
     found = []
     for cfg in dataset_configs(loader):
         dataset = DATASETS.build(dict(cfg, lazy_init=True))
@@ -272,9 +273,7 @@ def built_dataset(config: dict) -> Any:
     try:
         return DATASETS.build(config)
     except Exception as error:
-        text = folders_reason(error) or str(error) or type(error).__name__
-        if 'need at least one array to concatenate' in text:  # MMEngine, if there is no image
-            text = empty_reason(dict(dataset=config))
+        text = dataset_reason(error, dict(dataset=config)) or str(error) or type(error).__name__
         if 'is not a subset of classes' in text:  # MMSegmentation, whose message lists all names
             classes = (config.get('metainfo') or {}).get('classes')
             text = (

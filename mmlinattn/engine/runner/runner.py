@@ -33,7 +33,7 @@ from ..config import check_no_passwords
 from ..hooks.ema_hook import ModelEMAHook
 from ..hooks.exact_resume_hook import ExactResumeHook
 from ..model import build_model, optim_wrappers, quiet, unwrapped
-from ..preflight.data import DataError, empty_reason, folders_reason, labels_of
+from ..preflight.data import DataError, dataset_reason, labels_of
 from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
@@ -250,14 +250,8 @@ class PluginRunner(Runner):
         try:
             with known_messages_hidden():
                 return Runner.build_dataloader(dataloader, *args, **kwargs)
-        except ValueError as error:
-            # MMEngine concatenates the records of all images and fails if there are none.
-            is_empty = 'need at least one array to concatenate' in str(error)
-            if is_empty and isinstance(dataloader, dict):
-                raise DataError(empty_reason(dataloader)) from error
-            raise
-        except AssertionError as error:
-            if reason := folders_reason(error):
+        except (AssertionError, ValueError) as error:
+            if reason := dataset_reason(error, dataloader):
                 raise DataError(reason) from error
             raise
 
