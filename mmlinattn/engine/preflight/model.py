@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..model import build_model, quiet
 
 SIDE = 512  # of the image, enough for a stride of 256
+Features = Tuple[Tensor, ...]  # of each level
 HEADS = ('decode_head', 'auxiliary_head', 'bbox_head', 'rpn_head', 'head')
 
 
@@ -71,7 +72,7 @@ def check_single_images(model: nn.Module) -> None:
         features = found if found and name not in HEADS else features
 
 
-def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor, ...]]:
+def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Features]:
     """Return the outputs of a module on the meta device, or None if it cannot run there."""
     parameter = next(module.parameters(), None) if module is not None else None
     if module is None or (parameter is not None and parameter.device.type != 'meta'):
@@ -81,7 +82,7 @@ def _outputs(module: Optional[nn.Module], inputs: Any) -> Optional[Tuple[Tensor,
     return tuple(found) if all(isinstance(f, Tensor) and f.dim() > 1 for f in found) else None
 
 
-def _neck_outputs(neck: nn.Module, given: Tuple[Tensor, ...]) -> Optional[Tuple[Tensor, ...]]:
+def _neck_outputs(neck: nn.Module, given: Features) -> Optional[Features]:
     """Return the outputs of a neck, or None for vectors whose channels depend on the image size."""
     found = _outputs(neck, given)
     if found is None or found[-1].dim() > 2 or given[-1].dim() < 4:
@@ -102,18 +103,13 @@ def _run(module: nn.Module, inputs: Any) -> Any:
 
 
 def _compare(
-    source: str,
-    features: Tuple[Tensor, ...],
-    name: str,
-    module: nn.Module,
-    options: dict,
-    is_detector: bool,
+    source: str, features: Features, name: str, module: nn.Module, options: dict, is_detector: bool
 ) -> None:
     """Raise ValueError if a module fails on these features and expects other channels."""
-    expected = options['in_channels']
-    indices = options.get('in_index')
+    expected, indices = options['in_channels'], options.get('in_index')
+    has_levels = isinstance(expected, (list, tuple))
     if indices is None:
-        chosen = features if isinstance(expected, (list, tuple)) else features[-1:]
+        chosen = features if has_levels else features[-1:]
     else:
         levels = indices if isinstance(indices, (list, tuple)) else [indices]
         if any(not -len(features) <= i < len(features) for i in levels):
@@ -122,10 +118,10 @@ def _compare(
             )
         chosen = tuple(features[i] for i in levels)
     given = [feature.shape[1] for feature in chosen]
-    wanted = list(expected) if isinstance(expected, (list, tuple)) else [expected]
+    wanted = [*expected] if has_levels else [expected]
     if wanted == given or _run(module, features) is not None:
         return
-    cure = f'model.{name}.in_channels={given if isinstance(expected, (list, tuple)) else given[-1]}'
+    cure = f'model.{name}.in_channels={given if has_levels else given[-1]}'
     if name == 'neck' and len(given) == 1 < len(wanted):
         cure += f', or model.backbone.out_indices to {len(wanted)} layers'
         if is_detector:
@@ -140,7 +136,7 @@ def _compare(
     )
 
 
-def _compare_form(source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module) -> None:
+def _compare_form(source: str, features: Features, name: str, module: nn.Module) -> None:
     """Raise ValueError if neck or head of a classifier fails on vectors, or on maps."""
     dims = {feature.dim() for feature in features}
     if (name, dims) == ('head', {4}):
@@ -162,7 +158,7 @@ def _compare_form(source: str, features: Tuple[Tensor, ...], name: str, module: 
 
 
 def _compare_strides(
-    source: str, features: Tuple[Tensor, ...], name: str, module: nn.Module, options: Any
+    source: str, features: Features, name: str, module: nn.Module, options: Any
 ) -> None:
     """Raise ValueError if the anchors of a head are for other maps; unsure cases pass."""
     found = getattr(module.prior_generator, 'strides', None) or ()
