@@ -292,9 +292,9 @@ def _registries(scope: str) -> Tuple[Registry, ...]:
 def _registered(name: str, scope: str) -> Set[Any]:
     """Return all objects that a name of a type may mean."""
     # Registry.get is slow for an unknown name: half a second for all types of a config.
-    return {r.get(name) if '.' in name else r.module_dict.get(name) for r in _registries(scope)} - {
-        None
-    }
+    registries = _registries(scope)
+    found = [r.get(name) if '.' in name else r.module_dict.get(name) for r in registries]
+    return {*found} - {None}
 
 
 @cache
