@@ -58,12 +58,13 @@ def facts(script: str, argv: List[str], device: torch.device) -> Dict[str, objec
 
 
 def versions() -> str:
-    """Return the versions of Python, torch and the packages of OpenMMLab that are installed."""
-    found = {name: openmmlab(name) for name in PACKAGES}
-    installed = [f'{name} {found[name]}' for name in found if found[name] != 'not installed']
-    return ', '.join(
-        [f'Python {platform.python_version()}', f'torch {torch.__version__}', *installed]
-    )
+    """Return the versions of Python, torch and OpenMMLab, also of its OneDL packages."""
+    found = dict(Python=platform.python_version(), torch=torch.__version__)
+    for name in PACKAGES:
+        for installed in (f'onedl-{name}', name):
+            if version(installed) != 'not installed':
+                found[name] = version(installed)
+    return ', '.join(f'{name} {number}' for name, number in found.items())
 
 
 def parse_device(text: str, parser: argparse.ArgumentParser) -> torch.device:
@@ -87,12 +88,6 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return 'not installed'
-
-
-def openmmlab(package: str) -> str:
-    """Return the version of an OpenMMLab package, also under its OneDL name ``onedl-...``."""
-    found = [version(name) for name in (package, f'onedl-{package}')]
-    return next((v for v in found if v != 'not installed'), 'not installed')
 
 
 def error_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
@@ -56,8 +56,8 @@ def publish(name: str, record: dict) -> None:
     """Write ``docs/benchmarks/NAME.json``, and the page and plots that show it.
 
     Args:
-        record: ``command`` and other facts, and one of ``results``, those of ``results.json``;
-            ``table``, the arguments of :func:`number_table`; ``tables``, those by heading.
+        record: ``command`` and other facts, and either ``results``, those of ``results.json``, or
+            ``tables``, the arguments of :func:`number_table` by heading.
     """
     write_json(DOCS / 'benchmarks' / f'{name}.json', record, indent=1)
     redraw(name)
@@ -93,10 +93,8 @@ def published(name: str) -> List[str]:
 def shown(name: str, record: dict) -> List[str]:
     """Return the lines that show a record of :func:`publish`."""
     context, results = _parsed(record)
-    single, several = context.pop('table', None), context.pop('tables', {})
+    several = context.pop('tables', {})
     lines = ['```shell', context.pop('command'), '```', '', _facts(context)]
-    if single:
-        lines += ['', *number_table(**single)]
     for heading, part in several.items():
         lines += ['', f'{heading}:', '', *number_table(**part)]
     for heading, part in _parts(results, context.pop('joined', False)).items():
@@ -110,13 +108,7 @@ def shown(name: str, record: dict) -> List[str]:
 def _parsed(record: dict) -> Tuple[dict, List[Result]]:
     """Return context and results of a record."""
     context = dict(record)
-    known = {field.name for field in fields(Result)}  # older records have more
-    results = [
-        _named(Result(**{name: value for name, value in result.items() if name in known}))
-        for result in context.pop('results', [])
-    ]
-    context.pop('slopes', None)
-    return context, results
+    return context, [_named(Result(**result)) for result in context.pop('results', [])]
 
 
 def _named(result: Result) -> Result:
@@ -180,8 +172,7 @@ def _title(group: Sequence[Result]) -> str:
 
 def _facts(context: dict) -> str:
     """Return machine, versions and other facts of a record in one line."""
-    hidden = ('plots', 'joined', 'before')  # figures, and those of an older commit
-    found = [f'{name}: {value}' for name, value in context.items() if name not in hidden]
+    found = [f'{k}: {value}' for k, value in context.items() if k not in ('plots', 'joined')]
     return ' '.join(f'{fact[0].upper()}{fact[1:]}.' for fact in found)
 
 
@@ -253,9 +244,7 @@ def cell(result: Result, first: Optional[Result]) -> str:
     if first and result is not first and not first.skipped:
         ratio = time.median / first.time.median
         text += f' ({ratio:.0f}x)' if ratio >= 10 else f' ({ratio:.{2 if ratio > 0.1 else 3}f}x)'
-    if result.peak_bytes:
-        text += f', {digits(result.peak_bytes / 2**20)} MiB'
-    return text
+    return f'{text}, {digits(result.peak_bytes / 2**20)} MiB'
 
 
 def plot(group: Sequence[Result]) -> 'Figure':
@@ -265,12 +254,9 @@ def plot(group: Sequence[Result]) -> 'Figure':
     from matplotlib.ticker import FuncFormatter, LogFormatter
 
     fitted = slopes(group)
-    panels = ['time of a call, ms', 'peak memory of a call, MiB']
-    if not any(result.peak_bytes for result in group):
-        del panels[1]
-    figure = Figure(figsize=(4.5 * len(panels), 4), layout='constrained')
-    columns = figure.subplots(1, len(panels), squeeze=False)[0]
-    for i, (axes, label) in enumerate(zip(columns, panels)):
+    figure = Figure(figsize=(9, 4), layout='constrained')
+    labels = ('time of a call, ms', 'peak memory of a call, MiB')
+    for i, (axes, label) in enumerate(zip(figure.subplots(1, 2), labels)):
         for name in dict.fromkeys(result.baseline for result in group):
             points = [r for r in group if r.baseline == name and not r.skipped]
             values = [1e3 * r.time.median if i == 0 else r.peak_bytes / 2**20 for r in points]

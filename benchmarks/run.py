@@ -2,7 +2,7 @@
 
     python benchmarks/run.py --quick
     python benchmarks/run.py --cases rala --tokens 4k 16k 65k 262k --out work_dirs/benchmarks
-    python benchmarks/run.py --cases ravlt-s --images 224x224 512x512 --docs ravlt-s
+    python benchmarks/run.py --cases mit-b0 --images 512x512 1024x1024 --docs mit-b0
 
 Writes results.json and results.md. Baselines that should give the same result are compared
 before any timing. A baseline that differs or raises an error is not timed, and the exit code is 1.
@@ -41,7 +41,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add('--cases', nargs='+', choices=tuple(CASES), metavar='NAME')
+    add('--cases', nargs='+', choices=tuple(CASES), metavar='NAME', help='default: operators')
     add('--list', action='store_true', help='show the cases and stop')
     add('--device', default='cpu', help='cpu, cuda or cuda:N')
     add('--dtype', choices=DTYPES, default='float32')
@@ -74,7 +74,7 @@ def parse_args(argv: List[str]) -> argparse.Namespace:
     args.tokens = args.tokens or [tokens(text) for text in TOKENS[args.quick]]
     args.images = args.images or [image(text) for text in IMAGES[args.quick]]
     if not args.cases:
-        args.cases = [name for name, case in CASES.items() if not case.chosen]
+        args.cases = [name for name, case in CASES.items() if case.kind == 'operator']
     args.rounds = args.rounds or (3 if args.quick else 5)
     args.budget = args.budget or (2.0 if args.quick else 20.0)
     return args

@@ -32,7 +32,7 @@ class Result:
         size: the map of an operator or a layer, the image of a backbone, ``HxW``.
         tokens: tokens of the map; for a backbone, of its first stage.
         seconds: seconds of every call.
-        peak_bytes: peak memory of one call above the memory allocated before; 0 in some records.
+        peak_bytes: peak memory of one call above the memory allocated before.
         error: largest relative difference of an output or gradient from the first baseline; None
             for the first baseline and for those that compute something else.
         skipped: reason why it was not measured, or None.
@@ -175,11 +175,11 @@ def _largest(errors: Sequence[float]) -> float:
     return torch.tensor([0.0, *errors], dtype=torch.float64).max().item()
 
 
-def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, Optional[float]]]:
+def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
     """Return the exponents of time and peak memory in the tokens, by baseline.
 
     Only sizes from 4,096 tokens on count, and only baselines with two of them are included. All
-    results must have the same case, mode and batch. Without memory its exponent is None.
+    results must have the same case, mode and batch.
     """
     found = {}
     for name in dict.fromkeys(result.baseline for result in results):
@@ -188,7 +188,7 @@ def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, Optional[float]]
         ]
         if len({r.tokens for r in points}) < 2:
             continue
-        tokens, peaks = [r.tokens for r in points], [r.peak_bytes for r in points]
+        tokens = [r.tokens for r in points]
         time = slope(tokens, [r.time.median for r in points])
-        found[name] = time, slope(tokens, peaks) if all(peaks) else None
+        found[name] = time, slope(tokens, [r.peak_bytes for r in points])
     return found

@@ -9,28 +9,6 @@ from torch import Tensor, nn
 from .problems import DECAY, NUM_ANCHORS
 from .registry import OURS, Baseline, Baselines, Setup, case
 
-
-def _ravlts(setup: Setup, arch: 'str | dict') -> Baselines:
-    """Return RAVLT as released, on a CPU also without its memory layout of layers."""
-    from mmlinattn.models.backbones import RAVLT
-    from mmlinattn.models.backbones.ravlt import RELEASED_ATTENTIONS
-    from mmlinattn.models.layers import optimize_for_cpu
-
-    bn = dict(type='BN')
-    ours = setup.module(RAVLT(arch, RELEASED_ATTENTIONS, drop_path_rate=0.0, norm_cfg=bn))
-    baselines = {OURS: Baseline.of_module(ours, setup.image(), same=True)}
-    if setup.device.type == 'cpu':
-        plain = optimize_for_cpu(copy.deepcopy(ours), enabled=False)
-        (image,) = baselines[OURS].inputs
-        baselines['without optimize_for_cpu'] = Baseline.of_module(plain, image, same=True)
-    return baselines
-
-
-@case('ravlt-s', 'backbone', 'RAVLT-S as released (softmax attention in stages 3 and 4).')
-def _ravlt(setup: Setup) -> Baselines:
-    return _ravlts(setup, 'small')
-
-
 MIT_ATTENTIONS = {
     'RWGKA': dict(type='RWGKA', num_anchors=NUM_ANCHORS, decay=DECAY),
     'RWGKP': dict(type='RWGKP', num_anchors=NUM_ANCHORS, decay=DECAY),
@@ -151,7 +129,6 @@ class _Detector(nn.Module):
     'backbone',
     'RetinaNet with RAVLT-T as released, against RALA in all stages, MLLA-T, H-ViT³-T, and '
     "MMDetection's Swin-T and ResNet-50.",
-    chosen=True,
 )
 def _retinanet(setup: Setup) -> Baselines:
     from mmdet.models.backbones import ResNet, SwinTransformer
@@ -175,7 +152,6 @@ def _retinanet(setup: Setup) -> Baselines:
     'backbone',
     "SegFormer-B2 with MMSegmentation's head, computed level by level, against random "
     "walks and RALA, and against MMSegmentation's SegFormer.",
-    chosen=True,
 )
 def _segformer_b2(setup: Setup) -> Baselines:
     from mmlinattn.models.decode_heads import LevelwiseSegformerHead

@@ -58,7 +58,6 @@ def attentions() -> Dict[str, type]:
     'attentions',
     'layer',
     'Every attention with its defaults, projections included; the table of docs/attentions.md.',
-    chosen=True,
 )
 def _attention_layers(setup: Setup) -> Baselines:
     from mmlinattn.models.layers import tokens_to_map
@@ -87,7 +86,6 @@ QUERY_GROUPS = 100  # of two denoising queries: the most of DINO
     f"LinearCrossAttention with DINO's mask of {QUERY_GROUPS} groups of denoising queries beside "
     'that many queries, and without it, against softmax attention of mmcv (use --tokens 900 '
     '--batch 2 --heads 8 --head-dim 32).',
-    chosen=True,
 )
 def _denoising_mask(setup: Setup) -> Baselines:
     from mmcv.cnn.bricks.transformer import MultiheadAttention

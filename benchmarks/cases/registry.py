@@ -122,14 +122,12 @@ class Case:
         kind: ``'operator'``, ``'layer'`` or ``'backbone'``.
         about: the comparison and the expected result, for the report.
         build: builds the baselines for a setup.
-        chosen: True if the case is measured only if it is named.
     """
 
     name: str
     kind: str
     about: str
     build: Callable[[Setup], Baselines]
-    chosen: bool = False
 
 
 CASES: Dict[str, Case] = {}
@@ -146,11 +144,11 @@ def map_shape(num_tokens: int) -> Tuple[int, int]:
     return height, num_tokens // height
 
 
-def case(name: str, kind: str, about: str, **options) -> Callable:
-    """Register a case with the options of :class:`Case`."""
+def case(name: str, kind: str, about: str) -> Callable:
+    """Register a :class:`Case`."""
 
     def register(build: Callable[[Setup], Baselines]) -> Callable[[Setup], Baselines]:
-        CASES[name] = Case(name, kind, about, build, **options)
+        CASES[name] = Case(name, kind, about, build)
         return build
 
     return register
