@@ -80,25 +80,25 @@ def other_depth(report: LoadReport) -> str:
     """Return which stage of a backbone has another number of blocks in a file, '' if none.
 
     A backbone may be built without its last stages, and one without stages without its last blocks.
-
-    Example:
-        >>> names = [f'layers.{i}.norm1.weight' for i in range(12)]
-        >>> other_depth(LoadReport(matched=names[:6], missing=names[6:]))
-        'layers has 6 blocks in the file, 12 in the model. Give the arch that it was trained with'
     """
-    theirs: Dict[str, set] = defaultdict(set)
-    ours: Dict[str, set] = defaultdict(set)
-    for found, names in (
-        (theirs, report.matched + report.unexpected), (ours, report.matched + report.missing)
-    ):  # fmt: skip
-        for match in filter(None, map(BLOCK.match, names)):
-            found[match[1]].add(match[2])
+    theirs, ours = (
+        _blocks(report.matched + report.unexpected),
+        _blocks(report.matched + report.missing),
+    )
     for stage in [stage for stage in ours if stage in theirs]:
         more = theirs[stage] - ours[stage] if stage != 'layers' else ()
         if ours[stage] - theirs[stage] or more:
             counts = f'{len(theirs[stage])} blocks in the file, {len(ours[stage])} in the model'
             return f'{stage} has {counts}. Give the arch that it was trained with'
     return ''
+
+
+def _blocks(names: Sequence[str]) -> Dict[str, set]:
+    """Return the numbers of the blocks that the names belong to, by stage."""
+    found: Dict[str, set] = defaultdict(set)
+    for match in filter(None, map(BLOCK.match, names)):
+        found[match[1]].add(match[2])
+    return found
 
 
 def compare(model_state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> LoadReport:

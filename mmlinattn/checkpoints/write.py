@@ -70,10 +70,6 @@ def plain(value: Any) -> Any:
 
     Numpy numbers, numpy arrays, tensors and namespaces are converted to plain types; other
     entries are omitted.
-
-    Example:
-        >>> plain(dict(epoch=np.int64(3), classes=('cat', 'dog'), model=object()))
-        {'epoch': 3, 'classes': ('cat', 'dog')}
     """
     if isinstance(value, (np.generic, np.ndarray, Tensor)):
         value = value.tolist()

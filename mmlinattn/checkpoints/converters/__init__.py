@@ -66,14 +66,12 @@ UNSUPPORTED = (
 # Names of attentions in converted weights, which no release has.
 OWN_NAME = re.compile(r'backbone\.(?:stages|layers)\.[\d.]+\.attn\.in_proj\.')
 
-# Name prefixes that identify the kind of a converted model; the first match decides.
-KINDS = (
-    ('decode_head.', 'segmentor'),
-    ('rpn_head.', 'detector'),
-    ('bbox_head.', 'detector'),
-    ('panoptic_head.', 'detector'),
-    ('head.', 'classifier'),
-    ('backbone.', 'backbone'),
+# Prefixes of names that identify the kind of a converted model; the first match decides.
+KINDS = dict(
+    segmentor='decode_head.',
+    detector=('rpn_head.', 'bbox_head.', 'panoptic_head.'),
+    classifier='head.',
+    backbone='backbone.',
 )
 
 
@@ -137,12 +135,6 @@ def detect_source(state_dict: Mapping[str, Tensor]) -> str:
     Raises:
         ValueError: the weights are of another release.
         CheckpointError: they are of RAVLT or MAViT, and nothing tells which.
-
-    Example:
-        >>> import torch
-        >>> detect_source({'layers.0.blocks.0.attn.qkvo.bias': torch.zeros(256),
-        ...                'proj.weight': torch.zeros(2048, 512, 1, 1)})
-        'mala'
     """
     if not any('attn.qkvo.' in name for name in state_dict):
         known = _sources(state_dict) or f'one of {sorted(SOURCES)}'
@@ -157,13 +149,7 @@ def detect_source(state_dict: Mapping[str, Tensor]) -> str:
 
 
 def hidden_source(state_dict: Mapping[str, Tensor]) -> Tuple[str, str]:
-    """Return what all names begin with, up to a dot, and which sources know the names behind it.
-
-    Example:
-        >>> import torch
-        >>> hidden_source({'net.layers.0.blocks.0.attn.qkvo.bias': torch.zeros(256)})
-        ('net.layers.0.blocks.0.attn.qkvo.', '')
-    """
+    """Return what all names begin with, up to a dot, and which sources know the names behind it."""
     start = os.path.commonprefix([*state_dict])  # noqa: RUF071
     start = start[: start.rfind('.') + 1]
     return start, _sources({name.removeprefix(start): value for name, value in state_dict.items()})
@@ -178,11 +164,6 @@ def fitting_source(
         state_dict: name -> tensor of the file.
         model_state: ``state_dict()`` of the model or of its backbone; may be on the meta device.
         matched: number of names of the file that have the same shape in the model.
-
-    Example:
-        >>> import torch
-        >>> fitting_source({'norm4.bias': torch.zeros(3)}, {'norms.3.bias': torch.zeros(3)})
-        'mit'
     """
     best = None
     for source, tensors in _converted(state_dict):
@@ -227,7 +208,5 @@ def _what_it_is(state_dict: Mapping[str, Tensor], source: str) -> Optional[str]:
 
 def kind_of(converted: Mapping[str, Tensor]) -> str:
     """Return ``'classifier'``, ``'backbone'``, ``'detector'``, ``'segmentor'`` or ``'unknown'``."""
-    for start, kind in KINDS:
-        if any(name.startswith(start) for name in converted):
-            return kind
-    return 'unknown'
+    kinds = (k for k, start in KINDS.items() if any(name.startswith(start) for name in converted))
+    return next(kinds, 'unknown')

@@ -123,13 +123,6 @@ def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> 
 
 
 def record_attention(tensors: Dict[str, Tensor], names: Sequence[str]) -> None:
-    """Add the names of the attentions, one per stage, to converted weights of a backbone.
-
-    Example:
-        >>> tensors = {'backbone.stages.0.0.norm1.bias': torch.zeros(3)}
-        >>> record_attention(tensors, ['RALA', 'SoftmaxAttention'])
-        >>> bytes(tensors['backbone.trained_attention'].tolist())
-        b'RALA,SoftmaxAttention'
-    """
+    """Add the names of the attentions, one per stage, to converted weights of a backbone."""
     if any(name.startswith('backbone.stages.') for name in tensors):
         tensors[RECORD] = torch.tensor(list(','.join(names).encode()), dtype=torch.uint8)
