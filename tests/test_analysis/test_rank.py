@@ -32,19 +32,13 @@ def low_rank(*shape, rank):
     return left @ torch.randn(*batch, rank, columns, dtype=torch.float64)
 
 
-@pytest.mark.parametrize('rank', [0, 1, 5, 12])
-def test_rank_of_products_of_thin_matrices(rank):
-    x = low_rank(4, 30, 12, rank=rank)
-    found = numerical_rank(torch.linalg.svdvals(x), 1e-9)
-    assert found.tolist() == [rank] * 4
-
-
 @pytest.mark.parametrize('tolerance', [1e-6, 0.01, 0.3])
 def test_rank_is_that_of_torch_at_the_same_tolerance(tolerance):
     x = torch.randn(6, 40, 9, dtype=torch.float64) * torch.logspace(0, -8, 9, dtype=torch.float64)
+    x[0] = 0
     found = numerical_rank(torch.linalg.svdvals(x), tolerance)
     assert torch.equal(found, torch.linalg.matrix_rank(x, rtol=tolerance))
-    assert found.min() >= 1 and found.max() < 9
+    assert found[0] == 0 and found[1:].min() >= 1 and found.max() < 9
 
 
 class Single(nn.Module):

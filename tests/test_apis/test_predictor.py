@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import cv2
 import numpy as np
@@ -272,24 +271,6 @@ def test_classes_of_coco_have_its_ids_without_its_file(ids):
     assert reason == '' and len(found) == 80 and found[:12] == [*range(1, 12), 13]
     assert found[classes.index('toothbrush')] == 90
     assert ids(classes[:2])[0] == [1, 2] and 'does not exist' in ids(classes[:2])[1]
-
-
-def test_an_inferencer_ends_at_a_damaged_image(files, tmp_path):
-    """Why prediction is not built on them: of a folder with one cut-off image nothing is left."""
-    from mmdet.apis import DetInferencer
-
-    config, checkpoint = files('det')
-    inferencer = DetInferencer(config, checkpoint, device='cpu', show_progress=False)
-    cv2.imwrite(str(tmp_path / 'a.png'), IMAGE)
-    (tmp_path / 'b.png').write_bytes(b'no image')
-    shutil.copy(tmp_path / 'a.png', tmp_path / 'c.png')
-    with pytest.raises(Exception, match='b.png'):
-        inferencer(str(tmp_path))
-    seen, predictor = [], load(config, checkpoint)
-    with pytest.raises(ImageError, match='b.png cannot be read'):
-        for one in predictor.stream(tmp_path):
-            seen.append(one.name)
-    assert seen == ['a.png']
 
 
 def test_images_of_one_size_go_through_the_model_at_once(files, monkeypatch):

@@ -16,7 +16,7 @@ from mmlinattn import __main__ as program
 from mmlinattn.checkpoints import save_checkpoint
 from mmlinattn.cli import visualize_key_weights as module
 from mmlinattn.cli.arguments.analysis import visualize_key_weights
-from mmlinattn.models.layers import BaseAttention, build_attention, registered_subclasses
+from mmlinattn.models.layers import BaseAttention, build_attention
 from mmlinattn.models.layers.attend_calls import Call, calls_of
 from mmlinattn.visualization.key_weights import draw_key_weights, key_shape, key_weights, reach
 
@@ -33,11 +33,6 @@ OPTIONS = dict(
     WindowAttention=dict(window_size=3),
 )
 NOT_LINEAR = ('AdditiveAttention', 'CoreAttention', 'LinearAngularAttention', 'TTTAttention')
-OURS = [
-    n
-    for n, kind in registered_subclasses(BaseAttention).items()
-    if 'mmlinattn.models.' in kind.__module__
-]
 
 
 @pytest.fixture
@@ -72,7 +67,9 @@ def matrix(attn, call) -> torch.Tensor:
     return torch.stack(columns, -1).detach()
 
 
-@pytest.mark.parametrize('name', [name for name in OURS if name not in NOT_LINEAR])
+@pytest.mark.parametrize(
+    'name', [name for name in module.package_attentions() if name not in NOT_LINEAR]
+)
 def test_a_row_is_that_of_the_whole_kernel(called, name):
     attn, call = called(name)
     row = key_weights(attn, call, QUERY)
@@ -209,11 +206,8 @@ def test_command_line(tool, root, tmp_path, error_of):
     assert {name: tuple(w.shape) for name, w in drawn.items()} == dict.fromkeys(
         ('RALA, untrained', 'RWGKA, untrained'), (1, 8, 16)
     )
-    assert tool(*options, '--attentions', 'RALA', '--layer', 1)['RALA, untrained'].shape == (
-        2,
-        4,
-        8,
-    )
+    drawn_of_1 = tool(*options, '--attentions', 'RALA', '--layer', 1)
+    assert drawn_of_1['RALA, untrained'].shape == (2, 4, 8)
     # Weights of a file, with the options of its attention.
     cfg = tool.module.load_image_config(str(root / 'configs/zoo/ravlt-nano_shapes.py'))
     attn_cfg = dict(type='RWGKA', num_anchors=4)

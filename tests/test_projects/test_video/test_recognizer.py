@@ -63,9 +63,3 @@ def test_bad_options_are_named():
         build(average='max')
     with pytest.raises(InputError, match=r"one crop of each video, got 3: set mode='random'"):
         build()(torch.randn(1, 3, 3, 4, 16, 16), samples([0]), mode='loss')
-
-
-def test_mmaction_takes_the_features_as_they_are():
-    """Its recognisers and heads take a tensor (N, C)."""
-    out = TimeSformer(ARCH, img_size=16)(torch.randn(2, 3, 8, 16, 16))
-    assert torch.nn.Linear(16, 5)(out).shape == (2, 5)

@@ -32,6 +32,23 @@ def film(tmp_path):
     return make
 
 
+def encoded(path, codec, rate, times, levels, gop_size=12, **options):
+    """Write grey frames at some times, in units of 1 / rate; return the path."""
+    av = pytest.importorskip('av', **NEEDS_AV)
+    with av.open(str(path), 'w', options=options) as container:
+        stream = container.add_stream(codec, rate)
+        stream.height, stream.width, stream.codec_context.gop_size = 24, 32, gop_size
+        for time, level in zip(times, levels):
+            frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), level, np.uint8))
+            frame.pts, frame.time_base = time, 1 / Fraction(rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return str(path)
+
+
+LEVELS = range(20, 212, 16)  # of 12 frames
+
+
 def counted(clip):
     """The numbers of the frames of a film."""
     return np.rint((clip.mean((1, 2, 3)) - 20) / 16).astype(int).tolist()
@@ -52,16 +69,8 @@ def test_decodes_the_frames_that_are_asked_for(film):
     ],
 )
 def test_counts_the_frames_that_are_shown(tmp_path, name, first, movflags, expected):
-    av = pytest.importorskip('av', **NEEDS_AV)
-    path = str(tmp_path / name)
-    with av.open(path, 'w', options=dict(movflags=movflags)) as container:
-        stream = container.add_stream('libx264', 6)
-        stream.height, stream.width, stream.codec_context.gop_size = 24, 32, 4
-        for i in range(12):
-            frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), 20 + 16 * i, np.uint8))
-            frame.pts, frame.time_base = first + i, Fraction(1, 6)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+    times = range(first, first + 12)
+    path = encoded(tmp_path / name, 'libx264', 6, times, LEVELS, 4, movflags=movflags)
     video = Video(path)
     assert video.num_frames == len(expected)
     assert counted(video.read(range(len(expected)))) == list(expected)
@@ -70,32 +79,15 @@ def test_counts_the_frames_that_are_shown(tmp_path, name, first, movflags, expec
 @pytest.mark.parametrize('name', ['film.avi', 'film.mkv', 'film.mp4', 'film.ts'])
 def test_frames_at_irregular_times(tmp_path, name):
     """AVI fills the gaps with empty packets, which it counts; Matroska states the nominal rate."""
-    av = pytest.importorskip('av', **NEEDS_AV)
     times = [0, 1, 2, 5, 6, 9, 12, 13, 20, 23, 24, 25]
-    with av.open(str(tmp_path / name), 'w') as container:
-        stream = container.add_stream('mpeg4', 10)
-        stream.height, stream.width = 24, 32
-        for i, time in enumerate(times):
-            frame = av.VideoFrame.from_ndarray(np.full((24, 32, 3), 20 + 16 * i, np.uint8))
-            frame.pts, frame.time_base = time, Fraction(1, 10)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    video = Video(str(tmp_path / name))
+    video = Video(encoded(tmp_path / name, 'mpeg4', 10, times, LEVELS))
     assert video.num_frames == 12 and counted(video.read(range(12))) == [*range(12)]
     assert video.fps == pytest.approx(12 / 2.6, rel=0.1)
 
 
 def test_rounded_times_keep_the_rate(tmp_path):
-    av = pytest.importorskip('av', **NEEDS_AV)
-    with av.open(str(tmp_path / 'a.mkv'), 'w') as container:
-        stream = container.add_stream('mpeg4', Fraction(30000, 1001))
-        stream.height, stream.width = 24, 32
-        for _ in range(4):
-            container.mux(
-                stream.encode(av.VideoFrame.from_ndarray(np.zeros((24, 32, 3), np.uint8)))
-            )
-        container.mux(stream.encode())
-    assert Video(str(tmp_path / 'a.mkv')).fps == 30000 / 1001
+    path = encoded(tmp_path / 'a.mkv', 'mpeg4', Fraction(30000, 1001), range(4), [0] * 4)
+    assert Video(path).fps == 30000 / 1001
 
 
 # By 90, 180 and 270 degrees, and a matrix that is no rotation.
@@ -178,11 +170,8 @@ def test_unreadable_videos_are_errors(film, tmp_path):
     for name, data, error in (
         ('empty.mp4', b'', 'the file is empty'),
         ('text.mp4', b'no video at all' * 50, 'the file is no video'),
-        (
-            'half.mp4',
-            content[: len(content) // 2],
-            'the file is no video',
-        ),  # the index is at the end
+        # The index is at the end.
+        ('half.mp4', content[: len(content) // 2], 'the file is no video'),
     ):
         with pytest.raises(ValueError, match=error):
             Video(damaged(str(tmp_path / name), data))

@@ -15,7 +15,6 @@ from mmlinattn.projects.vqgan import (
     logit_laplace_loss,
     perceptual_loss,
 )
-from mmlinattn.projects.vqgan.reconstruction_losses import perplexity
 
 # torchvision's VGG-16: channels of the convolutions, M for pooling.
 VGG = (64, 64, 'M', 128, 128, 'M', *(256,) * 3, 'M', *(512,) * 3, 'M', *(512,) * 3)
@@ -43,10 +42,6 @@ def test_adversarial():
 
     expected = (cost(0.5) + cost(-2)) / 2, (cost(3) + cost(0.25) + cost(-0.5) + cost(2)) / 2
     assert [*map(float, adversarial_losses(fake, real))] == pytest.approx([*expected])
-
-
-def test_perplexity():
-    assert float(perplexity(torch.tensor([2, 2, 0, 2, 2, 0]))) == pytest.approx(4)
 
 
 def vgg() -> nn.Module:

@@ -63,37 +63,6 @@ def test_the_decoder_has_the_size_of_the_encoder():
     assert model(inputs).shape == inputs.shape
 
 
-def test_encoder_is_the_vision_transformer():
-    """A ViT of the zoo with the same weights, and torch's own layers, give the same features."""
-    model = build()
-    vit = MODELS.build(config()['backbone'])
-    vit.load_state_dict(model.backbone.state_dict())
-    image = torch.rand(2, 3, SIDE, SIDE)
-    found = model.backbone(2 * image - 1)[0]
-    torch.testing.assert_close(vit(2 * image - 1)[0], found)
-    state = model.backbone.state_dict()
-    patches = F.conv2d(2 * image - 1, state['embed.proj.weight'], state['embed.proj.bias'], PATCH)
-    tokens = patches.flatten(2).transpose(1, 2) + state['embed.pos_embed']
-    for i in range(2):
-        layer = nn.TransformerEncoderLayer(
-            32, 2, 128, 0, 'gelu', layer_norm_eps=1e-6, batch_first=True, norm_first=True
-        )
-        names = {
-            'self_attn.in_proj_': 'attn.in_proj.', 'self_attn.out_proj.': 'attn.proj.',
-            'linear1.': 'ffn.fc1.', 'linear2.': 'ffn.fc2.', 'norm1.': 'norm1.', 'norm2.': 'norm2.',
-        }  # fmt: skip
-        layer.load_state_dict(
-            {
-                a + k: state[f'layers.{i}.{b}{k}']
-                for a, b in names.items()
-                for k in ('weight', 'bias')
-            }
-        )
-        tokens = layer(tokens)
-    tokens = F.layer_norm(tokens, (32,), state['norm.weight'], state['norm.bias'], 1e-6)
-    torch.testing.assert_close(found, tokens.transpose(1, 2).view_as(found), rtol=1e-4, atol=1e-5)
-
-
 def test_reconstruction_is_decoded_from_codes_alone():
     model, image = build(), torch.rand(2, 3, SIDE, SIDE)
     (first, second) = model(image, mode='predict')
@@ -155,19 +124,6 @@ def test_adversarial_gradient_is_that_of_the_fixed_discriminator():
     weight = model.decoder.head.fc2.weight
     (wanted,) = torch.autograd.grad(F.softplus(-model.discriminator(model(image))).mean(), weight)
     torch.testing.assert_close(weight.grad, wanted)
-
-
-def test_gradients_in_float64():
-    """Numerical gradients of the decoder's losses, for fixed codes."""
-    model = build(dict(type='RWGKA', num_anchors=4)).double()
-    image = torch.rand(1, 3, SIDE, SIDE, dtype=torch.double)
-    vectors = model.encode(image).vectors.detach().double().requires_grad_(True)
-
-    def loss(vectors):
-        made = model.decode(vectors, (4, 4))
-        return (made - image).square().mean() + logit_laplace_loss(made, image)
-
-    torch.autograd.gradcheck(loss, vectors, fast_mode=True)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
