@@ -242,12 +242,7 @@ def copy_bandwidth(device: torch.device, rounds: int = 20, size: int = COPY_BYTE
 
 
 def slope(tokens: Sequence[int], values: Sequence[float]) -> float:
-    """Return the exponent ``p`` of the least-squares fit ``value = c tokens^p``.
-
-    Example:
-        >>> round(slope([1, 10, 100], [3, 300, 30000]), 6)
-        2.0
-    """
+    """Return the exponent ``p`` of the least-squares fit ``value = c tokens^p``."""
     return statistics.linear_regression([*map(math.log, tokens)], [*map(math.log, values)]).slope
 
 

@@ -4,24 +4,12 @@ from typing import Dict, Iterable, List, Sequence
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> List[str]:
-    """Return the lines of a table whose first column is left-aligned.
-
-    Example:
-        >>> print(*markdown(['size', 'ms'], [['64', '0.1']]), sep='\\n')
-        | size | ms |
-        | --- | ---: |
-        | 64 | 0.1 |
-    """
+    """Return the lines of a table whose first column is left-aligned."""
     return [row(columns), '| --- |' + ' ---: |' * (len(columns) - 1), *map(row, lines)]
 
 
 def rows_table(rows: Sequence[dict]) -> Dict[str, list]:
-    """Return the arguments of :func:`benchmarks.report.number_table`, a column per key of the rows.
-
-    Example:
-        >>> rows_table([dict(name='a', ms=0.12), dict(name='b', share=0.5)])['lines']
-        [['a', 0.12, None], ['b', None, 0.5]]
-    """
+    """Return the arguments of :func:`.report.number_table`, a column for each key of the rows."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [[row.get(name) for name in columns] for row in rows]
     percent = [i for i, name in enumerate(columns) if name == 'share']

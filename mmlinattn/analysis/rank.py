@@ -85,10 +85,6 @@ def numerical_rank(values: Tensor, tolerance: float) -> Tensor:
 
     Returns:
         (...), int64; 0 of a zero matrix.
-
-    Example:
-        >>> numerical_rank(torch.tensor([2.0, 1.0, 0.01]), 0.01)
-        tensor(2)
     """
     return (values > tolerance * values[..., :1]).sum(-1)
 
@@ -105,14 +101,6 @@ def kv_sum(attn: BaseAttention, call: Call) -> Optional[Tensor]:
         (B, heads, m, d) float64: m features a head by d values. None unless the attention is a
         :class:`LinearAttention` (subclasses included), :class:`MLLAAttention`, :class:`RALA` or
         :class:`MALA`.
-
-    Example:
-        >>> from mmlinattn.models.layers import RALA
-        >>> attn = RALA(16, 2).eval()
-        >>> with calls_of(attn) as calls:
-        ...     out = attn(torch.randn(1, 12, 16), (3, 4))
-        >>> kv_sum(attn, calls[0]).shape
-        torch.Size([1, 2, 8, 8])
     """
     q, k, v, layout = call
     mask = layout.key_padding_mask

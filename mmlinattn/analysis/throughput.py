@@ -28,12 +28,7 @@ class Throughput:
     seconds: List[float]
 
     def images_a_second(self, quantile: float = 0.5) -> float:
-        """Return the images a second, by default the median over the calls.
-
-        Example:
-            >>> Throughput(8, [2.0, 1.0, 4.0]).images_a_second()
-            4.0
-        """
+        """Return the images a second, by default the median over the calls."""
         return float(np.quantile(self.batch / np.asarray(self.seconds), quantile))
 
     def to_dict(self) -> dict:

@@ -74,13 +74,7 @@ def as_bgr(pixels: np.ndarray) -> np.ndarray:
 
 
 def without_loading(steps: Sequence[dict]) -> List[dict]:
-    """Return a copy of a pipeline without the steps that load images or annotations.
-
-    Example:
-        >>> load, flip = dict(type='LoadAnnotations'), dict(type='RandomFlip', prob=1.0)
-        >>> without_loading([load, dict(type='TestTimeAug', transforms=[[flip], [load]])])
-        [{'type': 'TestTimeAug', 'transforms': [[{'type': 'RandomFlip', 'prob': 1.0}]]}]
-    """
+    """Return a copy of a pipeline without the steps that load images or annotations."""
     steps = [step for step in copy.deepcopy(list(steps)) if not type_name(step).startswith('Load')]
     for step in steps:
         if type_name(step) == 'TestTimeAug':

@@ -93,11 +93,6 @@ def attention_of(
 
 
 def enlarged(image: np.ndarray) -> np.ndarray:
-    """Return an image (H, W, 3) enlarged by an integer factor if it is too small to look at.
-
-    Example:
-        >>> enlarged(np.zeros((96, 128, 3), np.uint8)).shape
-        (384, 512, 3)
-    """
+    """Return an image (H, W, 3) enlarged by an integer factor if it is too small to look at."""
     factor = max(1, SHOWN // max(image.shape[:2]))
     return image.repeat(factor, 0).repeat(factor, 1)

@@ -78,10 +78,6 @@ def picture_names(names: Iterable[str]) -> Dict[str, str]:
     """Return the name of the pictures of each image.
 
     They keep the suffix of the image only where names differ in nothing else.
-
-    Example:
-        >>> picture_names(['a.jpg', 'b.jpg', 'b.png'])
-        {'a.jpg': 'a.png', 'b.jpg': 'b.jpg.png', 'b.png': 'b.png.png'}
     """
     stems = {name: os.path.splitext(name)[0] for name in names}
     counts = Counter(stems.values())

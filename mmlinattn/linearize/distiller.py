@@ -152,10 +152,6 @@ def relative_error(found: Tensor, expected: Tensor, padding: Optional[Tensor] = 
     Args:
         found, expected: (B, ...); (B, N, C) with ``padding``.
         padding: (B, N) bool, True = token that does not count; or None.
-
-    Example:
-        >>> relative_error(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 2.0]])).item()
-        0.20000000298023224
     """
     found, expected = found.float(), expected.float()
     if padding is not None:

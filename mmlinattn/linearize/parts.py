@@ -23,15 +23,7 @@ class Output(NamedTuple):
 
 
 def parts_of(model: BaseModel) -> Dict[str, Part]:
-    """Return the parts of a model that are of this package, by name.
-
-    Example:
-        >>> from mmengine.config import Config
-        >>> from mmlinattn.engine import build_model
-        >>> cfg = Config.fromfile('configs/smca/smca_nano_bccd.py')
-        >>> [*parts_of(build_model(cfg))]  # the backbone is MMDetection's ResNet
-        ['encoder']
-    """
+    """Return the parts of a model that are of this package, by name."""
     found = {name: getattr(model, name, None) for name in KINDS}
     return {name: part for name, part in found.items() if isinstance(part, KINDS[name])}
 

@@ -122,10 +122,6 @@ def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
 
     Raises:
         ValueError: no R gives ``count`` keys.
-
-    Example:
-        >>> key_shape(35, (5, 7)), key_shape(12, (5, 7)), key_shape(6, (5, 7))
-        ((5, 7), (3, 4), (2, 3))
     """
     height, width = hw_shape
     for side in range(1, max(height, width) + 1):
@@ -147,10 +143,6 @@ def weight_scale(weights: Tensor) -> float:
     """Return the weight that is drawn opaque: the 99.5th percentile of the absolute weights.
 
     It is at least ``FAINT`` times the mean absolute weight, so that a uniform row is faint.
-
-    Example:
-        >>> weight_scale(torch.ones(4, 5)), weight_scale(torch.eye(10))
-        (5.0, 1.0)
     """
     sizes = weights.detach().float().abs().flatten()
     largest = float(sizes.topk(1 + len(sizes) // SATURATED).values[-1])

@@ -48,10 +48,6 @@ def resolve_scheme(scheme: Union[str, Sequence[str]]) -> Tuple[str, ...]:
 
     Raises:
         ValueError: the scheme or a step is unknown, or there is no step.
-
-    Example:
-        >>> resolve_scheme('divided'), resolve_scheme(['height', 'width', 'time'])
-        (('time', 'space'), ('height', 'width', 'time'))
     """
     steps = SCHEMES.get(scheme) if isinstance(scheme, str) else scheme
     if not isinstance(steps, (list, tuple)) or not steps or any(s not in STEPS for s in steps):
@@ -75,11 +71,6 @@ def split_groups(clip: Tensor, shape: Shape, step: str) -> Tuple[Tensor, Shape]:
 
     Raises:
         ValueError: the step halves an axis with an odd number of positions.
-
-    Example:
-        >>> groups, shape = split_groups(torch.zeros(2, 4 * 6 * 8, 16), (4, 6, 8), 'local')
-        >>> groups.shape, shape
-        (torch.Size([2, 4, 48, 16]), (4, 3, 4))
     """
     counts = _group_counts(shape, step)
     sizes: List[int] = []
