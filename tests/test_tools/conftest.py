@@ -69,6 +69,21 @@ def run(monkeypatch):
     return call
 
 
+@pytest.fixture
+def quick(root, run, options, tmp_path):
+    """Runs a command on a quick-start config: quick('train', task, *arguments, cfg=[...]).
+
+    The work directory is that of the test unless it is given; ``made`` are arguments of options().
+    """
+
+    def call(name: str, task: str, *arguments, cfg=(), **made) -> Optional[int]:
+        folder = [] if '--work-dir' in arguments else ['--work-dir', tmp_path]
+        changes = ['--cfg-options', *options(task, **made), *cfg]
+        return run(name, root / CONFIGS[task], *arguments, *folder, *changes)
+
+    return call
+
+
 @pytest.fixture(scope='module')
 def coco_root(shapes_root, tmp_path_factory) -> Path:
     """The Shapes, called by the first of COCO's names."""

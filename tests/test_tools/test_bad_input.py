@@ -16,10 +16,9 @@ from .conftest import CONFIGS
 
 
 @pytest.fixture
-def train(root, run, options, tmp_path):
+def train(quick, tmp_path):
     def call(*extra, task='seg', arguments=()):
-        run('train', root / CONFIGS[task], '--work-dir', tmp_path / 'work', *arguments,
-            '--cfg-options', *options(task), *extra)  # fmt: skip
+        quick('train', task, '--work-dir', tmp_path / 'work', *arguments, cfg=extra)
 
     yield call
     assert not list(tmp_path.glob('work/*.pth')), 'training had started'
@@ -141,7 +140,7 @@ def test_truncated_checkpoint(train, state, tmp_path):
         train(arguments=('--resume', path))
 
 
-def test_checkpoint_of_another_size(train, root, run, options, state, tmp_path):
+def test_checkpoint_of_another_size(train, quick, state, tmp_path):
     state['backbone.stages.2.1.attn.proj.weight'] = torch.zeros(7, 128)
     path = saved(tmp_path / 'other.pth', state)
     wrong = r'backbone.stages.2.1.attn.proj.weight is \(7, 128\) in the file and \(128, 128\)'
@@ -153,21 +152,18 @@ def test_checkpoint_of_another_size(train, root, run, options, state, tmp_path):
             f"checkpoint='{path}', prefix='backbone.')"
         )
     with pytest.raises(CheckpointError, match=wrong):
-        run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
-            '--cfg-options', *options('seg'))  # fmt: skip
+        quick('test', 'seg', path)
 
 
-def test_heads_may_differ_in_fine_tuning_but_not_in_a_test(root, run, options, state, tmp_path):
+def test_heads_may_differ_in_fine_tuning_but_not_in_a_test(quick, state, tmp_path):
     state['decode_head.conv_seg.weight'] = torch.zeros(19, 64, 1, 1)
     path = saved(tmp_path / 'other_classes.pth', state)
-    run('train', root / CONFIGS['seg'], '--work-dir', tmp_path / 'work',
-        '--cfg-options', *options('seg'), f'load_from={path}')  # fmt: skip
-    log = next(tmp_path.glob('work/*/*.log')).read_text()
+    quick('train', 'seg', cfg=[f'load_from={path}'])
+    log = next(tmp_path.glob('*/*.log')).read_text()
     assert 'decode_head.conv_seg.weight is (19, 64, 1, 1) in the file' in log
     assert 'load_from: ' in log
     with pytest.raises(CheckpointError, match='conv_seg'):
-        run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
-            '--cfg-options', *options('seg'))  # fmt: skip
+        quick('test', 'seg', path)
 
 
 def test_missing_pretrained_weights_are_an_error_before_data_is_read(
@@ -206,7 +202,7 @@ def test_auto_scale_lr_without_a_base(train):
         train(arguments=('--auto-scale-lr',))
 
 
-def test_scores_are_of_whole_models_only(root, run, options, state, tmp_path):
+def test_scores_are_of_whole_models_only(quick, state, tmp_path):
     half = {name: value for name, value in state.items() if name.startswith('backbone.')}
     path = tmp_path / 'backbone.pth'
     bare = {name.removeprefix('backbone.'): value for name, value in half.items()}
@@ -215,21 +211,18 @@ def test_scores_are_of_whole_models_only(root, run, options, state, tmp_path):
         (bare, 'A test .* needs a checkpoint of the whole model; a training starts from'),
     ):
         with pytest.raises(CheckpointError, match=message):
-            run('test', root / CONFIGS['seg'], saved(path, weights), '--work-dir', tmp_path,
-                '--cfg-options', *options('seg'))  # fmt: skip
+            quick('test', 'seg', saved(path, weights))
 
 
-def test_a_checkpoint_with_the_classes_in_another_order(root, run, options, state, tmp_path):
+def test_a_checkpoint_with_the_classes_in_another_order(root, quick, state, tmp_path):
     classes = Config.fromfile(root / CONFIGS['seg']).test_dataloader.dataset.metainfo.classes
     path, meta = tmp_path / 'other.pth', dict(dataset_meta=dict(classes=classes[::-1]))
     torch.save(dict(state_dict=state, meta=meta), path)
     wrong = f"test_dataloader: label 0 is '{classes[-1]}', but '{classes[0]}' here"
     with pytest.raises(DataError, match=wrong):
-        run('test', root / CONFIGS['seg'], path, '--work-dir', tmp_path,
-            '--cfg-options', *options('seg'))  # fmt: skip
+        quick('test', 'seg', path)
     with pytest.raises(DataError, match=wrong.replace('test_', 'train_')):
-        run('train', root / CONFIGS['seg'], '--work-dir', tmp_path, '--resume', path,
-            '--cfg-options', *options('seg'))  # fmt: skip
+        quick('train', 'seg', '--resume', path)
 
 
 def test_resume_without_a_checkpoint_keeps_load_from(tmp_path):
@@ -240,18 +233,16 @@ def test_resume_without_a_checkpoint_keeps_load_from(tmp_path):
     assert (cfg.load_from, cfg.resume) == ('other.pth', True)
 
 
-def test_an_epoch_without_a_whole_batch(root, run, options, tmp_path):
+def test_an_epoch_without_a_whole_batch(quick):
     """The ImageNet configs drop the last, smaller batch, as their releases."""
-    cfg = [*options('cls', batch=500), 'train_dataloader.drop_last=True']
     with pytest.raises(DataError, match=r'an epoch has \d+ images .* batch_size=500.*drop_last'):
-        run('train', root / CONFIGS['cls'], '--work-dir', tmp_path, '--cfg-options', *cfg)
+        quick('train', 'cls', batch=500, cfg=['train_dataloader.drop_last=True'])
 
 
-def test_an_epoch_that_never_ends(root, run, options, tmp_path):
+def test_an_epoch_that_never_ends(quick):
     sampler = "train_dataloader.sampler={'_delete_': True, 'type': 'InfiniteSampler'}"
     with pytest.raises(DataError, match='sampler is InfiniteSampler, which never ends'):
-        command = ['--work-dir', tmp_path, '--cfg-options', *options('cls'), sampler]
-        run('train', root / CONFIGS['cls'], *command)
+        quick('train', 'cls', cfg=[sampler])
 
 
 @pytest.mark.parametrize('option', [dict(runner_type='FlexibleRunner'), dict(strategy=dict())])

@@ -165,26 +165,22 @@ def test_full_disk(root, run, options, tmp_path, error_of):
 
 
 @pytest.fixture
-def trained(root, run, options, tmp_path):
+def trained(quick, tmp_path):
     """A work directory with the checkpoints of two iterations."""
-    work = tmp_path / 'work'
-    cfg = [*options('seg', 2), *SEG, 'default_hooks.checkpoint.interval=1']
-    run('train', root / CONFIGS['seg'], '--work-dir', work, '--cfg-options', *cfg)
-    return work
+    cfg = [*SEG, 'default_hooks.checkpoint.interval=1']
+    quick('train', 'seg', '--work-dir', tmp_path / 'work', length=2, cfg=cfg)
+    return tmp_path / 'work'
 
 
-def test_resume_takes_the_newest_that_is_whole(trained, capsys, root, run, options):
+def test_resume_takes_the_newest_that_is_whole(trained, capsys, quick):
     (trained / 'best_mIoU_iter_2.pth').write_bytes(b'no candidate')
     newest = trained / 'iter_2.pth'
     newest.write_bytes(newest.read_bytes()[:-1000])
     torch.save(dict(state_dict={'a': torch.ones(1)}), trained / 'exported.pth')
-    cfg = [*options('seg', 3), *SEG]
-    run('train', root / CONFIGS['seg'], '--work-dir', trained, '--resume', '--cfg-options', *cfg)
+    quick('train', 'seg', '--work-dir', trained, '--resume', length=3, cfg=SEG)
     output = capsys.readouterr().out
-    assert (
-        f'passes over {newest}: ' in output
-        and 'best_mIoU' not in output.split('Load checkpoint')[0]
-    )
+    assert f'passes over {newest}: ' in output
+    assert 'best_mIoU' not in output.split('Load checkpoint')[0]
     assert f'passes over {trained / "exported.pth"}: ' in output
     assert 'resumed epoch: 0, iter: 1' in output and (trained / 'iter_3.pth').exists()
 
@@ -220,12 +216,11 @@ def test_none_that_is_whole(trained, tmp_path):
     assert newest_checkpoint(trained) is None
 
 
-def test_other_names_and_places_of_checkpoints(root, run, options, tmp_path):
-    work, cfg = tmp_path / 'work', [*options('seg', 2), *SEG]
-    hook = 'default_hooks.checkpoint.'
-    cfg += [f'{hook}interval=1', f'{hook}max_keep_ckpts=1', f'{hook}filename_tmpl=step{{}}.pt']
-    cfg += [f'{hook}out_dir={tmp_path / "out"}', f'{hook}type=AtomicCheckpointHook']
-    run('train', root / CONFIGS['seg'], '--work-dir', work, '--cfg-options', *cfg)
+def test_other_names_and_places_of_checkpoints(quick, tmp_path):
+    work, options = tmp_path / 'work', ['interval=1', 'max_keep_ckpts=1', 'filename_tmpl=step{}.pt']
+    options += [f'out_dir={tmp_path / "out"}', 'type=AtomicCheckpointHook']
+    cfg = [*SEG, *(f'default_hooks.checkpoint.{option}' for option in options)]
+    quick('train', 'seg', '--work-dir', work, length=2, cfg=cfg)
     assert [path.name for path in (tmp_path / 'out/work').iterdir()] == ['step2.pt']
     assert newest_checkpoint(work) == str(tmp_path / 'out/work/step2.pt')
     with pytest.raises(ValueError, match="AtomicCheckpointHook writes to a folder, got .*'local'"):
@@ -252,11 +247,10 @@ def test_an_epoch_of_another_length(root, run, options, tmp_path):
         ),
     ],
 )
-def test_state_that_this_training_cannot_take(root, run, options, tmp_path, change, reason):
+def test_state_that_this_training_cannot_take(quick, tmp_path, change, reason):
     """Of another optimizer, or as another version of the package may write it."""
-    cfg, config = [*options('seg', 1), *SEG], root / CONFIGS['seg']
-    run('train', config, '--work-dir', tmp_path, '--cfg-options', *cfg)
-    path = tmp_path / 'iter_1.pth'
+    quick('train', 'seg', cfg=SEG)
+    path, cfg = tmp_path / 'iter_1.pth', [*SEG]
     if callable(change):
         content = torch.load(path, weights_only=False)
         change(content)
@@ -264,7 +258,7 @@ def test_state_that_this_training_cannot_take(root, run, options, tmp_path, chan
     else:
         cfg += [change]
     with pytest.raises(CheckpointError, match=rf'iter_1.pth cannot be resumed from .*{reason}'):
-        run('train', config, '--work-dir', tmp_path, '--resume', path, '--cfg-options', *cfg)
+        quick('train', 'seg', '--resume', path, cfg=cfg)
 
 
 def test_errors_are_one_line(root, run, options, error_of):

@@ -19,13 +19,11 @@ def written(folder, capfd):
     return b'\n'.join([*files, out.out.encode(), out.err.encode()]), len(files)
 
 
-def test_keys_of_the_environment(run, root, options, tmp_path, monkeypatch, capfd):
+def test_keys_of_the_environment(quick, tmp_path, monkeypatch, capfd):
     for key in KEYS:
         monkeypatch.setenv(key, SECRET)
-    config, work_dir = root / CONFIGS['cls'], tmp_path / 'work'
-    common = ['--work-dir', work_dir, '--cfg-options', *options('cls')]
-    run('train', config, *common)
-    run('test', config, work_dir / 'epoch_1.pth', '--out', tmp_path / 'out.pkl', *common)
+    quick('train', 'cls')
+    quick('test', 'cls', tmp_path / 'epoch_1.pth', '--out', tmp_path / 'out.pkl')
     content, number = written(tmp_path, capfd)
     # The log has the environment and the config; the checkpoint has meta information.
     assert b'System environment' in content and b'optim_wrapper' in content and number >= 6

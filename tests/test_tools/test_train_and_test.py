@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 
 import numpy as np
 import pytest
@@ -25,16 +24,14 @@ def weights(path) -> dict:
 
 
 @pytest.mark.parametrize('task', CONFIGS)
-def test_train_then_test(root, run, options, tmp_path, task):
-    config, work, tested = root / CONFIGS[task], tmp_path / 'train', tmp_path / 'test'
+def test_train_then_test(quick, tmp_path, task):
+    work, tested = tmp_path / 'train', tmp_path / 'test'
     # Barely trained, a detector is sure of nothing: keep every box.
     keep = ['model.test_cfg.rcnn.score_thr=0'] if task == 'det' else []
-    run('train', config, '--work-dir', work, '--cfg-options', *options(task, 2), *keep)
+    quick('train', task, '--work-dir', work, length=2, cfg=keep)
     checkpoint = (work / 'last_checkpoint').read_text()
-    run(
-        'test', config, checkpoint, '--work-dir', tested, '--out', tmp_path / 'out.pkl',
-        '--show-dir', tmp_path / 'show', '--cfg-options', *options(task), *keep,
-    )  # fmt: skip
+    files = ['--out', tmp_path / 'out.pkl', '--show-dir', tmp_path / 'show']
+    quick('test', task, checkpoint, '--work-dir', tested, *files, cfg=keep)
     score = metrics(tested)[SCORES[task]]
     assert 0 <= score <= 100
     trained = [json.loads(x) for x in next(work.glob('*/vis_data/scalars.json')).open()]
@@ -45,10 +42,9 @@ def test_train_then_test(root, run, options, tmp_path, task):
     assert len(pictures) == len(predictions) > 0
 
 
-def test_views_of_masks_are_refused_before_weights_are_read(root, run, options, tmp_path):
-    arguments = [root / CONFIGS['det'], 'nowhere.pth', '--work-dir', tmp_path, '--tta']
+def test_views_of_masks_are_refused_before_weights_are_read(quick):
     with pytest.raises(ValueError, match='MaskRCNN predicts masks, and DetTTAModel'):
-        run('test', *arguments, '--cfg-options', *options('det'))
+        quick('test', 'det', 'nowhere.pth', '--tta')
 
 
 def test_views_of_a_classifier_and_its_average(root, run, options, tmp_path, capsys):
@@ -81,16 +77,13 @@ def test_smca_trains_and_tests(root, run, options, tmp_path):
     assert metrics(tmp_path / 'test')['coco/bbox_mAP'] == lines[-1]['coco/bbox_mAP']
 
 
-def test_without_the_hook_it_would_not(root, run, options, tmp_path):
+def test_without_the_hook_it_would_not(quick, tmp_path):
     """The comparisons of test_interrupted can fail: without the hook the weights differ."""
-    config, whole, resumed = root / CONFIGS['seg'], tmp_path / 'whole', tmp_path / 'resumed'
-    extra = [*options('seg', 4), 'default_hooks.checkpoint.interval=2']
-    extra += ['model.backbone.drop_path_rate=0.3']
-    run('train', config, '--work-dir', whole, '--cfg-options', *extra)
-    resumed.mkdir()
-    shutil.copy(whole / 'iter_2.pth', resumed)
-    run('train', config, '--work-dir', resumed, '--resume', resumed / 'iter_2.pth',
-        '--cfg-options', *extra)  # fmt: skip
+    whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
+    cfg = ['default_hooks.checkpoint.interval=2', 'model.backbone.drop_path_rate=0.3']
+    quick('train', 'seg', '--work-dir', whole, length=4, cfg=cfg)
+    first = ['--resume', whole / 'iter_2.pth']
+    quick('train', 'seg', '--work-dir', resumed, *first, length=4, cfg=cfg)
     expected, got = weights(whole / 'iter_4.pth'), weights(resumed / 'iter_4.pth')
     assert any(not torch.equal(expected[name], got[name]) for name in expected)
 
@@ -98,7 +91,7 @@ def test_without_the_hook_it_would_not(root, run, options, tmp_path):
 @pytest.mark.parametrize(
     'task, dtype', [('seg', 'bfloat16'), ('det', 'bfloat16'), ('seg', 'float16')]
 )
-def test_mixed_precision_on_the_cpu(root, run, options, tmp_path, task, dtype, monkeypatch):
+def test_mixed_precision_on_the_cpu(quick, tmp_path, task, dtype, monkeypatch):
     seen = set()
     linear = torch.nn.functional.linear
 
@@ -109,8 +102,7 @@ def test_mixed_precision_on_the_cpu(root, run, options, tmp_path, task, dtype, m
 
     monkeypatch.setattr(torch.nn.functional, 'linear', spy)
     explicit = ['optim_wrapper.type=AmpOptimWrapper', 'optim_wrapper.dtype=float16']
-    run('train', root / CONFIGS[task], '--work-dir', tmp_path, '--amp',
-        '--cfg-options', *options(task, 2), *(explicit if dtype == 'float16' else []))  # fmt: skip
+    quick('train', task, '--amp', length=2, cfg=explicit if dtype == 'float16' else [])
     losses = [json.loads(x) for x in next(tmp_path.glob('*/vis_data/scalars.json')).open()]
     losses = [line['loss'] for line in losses if 'loss' in line]
     assert losses and np.isfinite(losses).all()
@@ -119,17 +111,15 @@ def test_mixed_precision_on_the_cpu(root, run, options, tmp_path, task, dtype, m
     assert all(torch.isfinite(value).all() for value in final.values())
 
 
-def test_synchronised_batch_norm_becomes_plain_and_says_so(root, run, options, tmp_path):
-    extra = [*options('seg'), 'model.backbone.norm_cfg.type=SyncBN']
-    run('train', root / CONFIGS['seg'], '--work-dir', tmp_path, '--cfg-options', *extra)
+def test_synchronised_batch_norm_becomes_plain_and_says_so(quick, tmp_path):
+    quick('train', 'seg', cfg=['model.backbone.norm_cfg.type=SyncBN'])
     log = next(tmp_path.glob('*/*.log')).read_text()
     assert log.count('SyncBN becomes BN: there is only one process') == 1
 
 
-def test_auto_scale_lr(root, run, options, tmp_path):
-    extra = [*options('seg'), 'auto_scale_lr.base_batch_size=16', 'param_scheduler=None']
-    run('train', root / CONFIGS['seg'], '--work-dir', tmp_path, '--auto-scale-lr',
-        '--cfg-options', *extra)  # fmt: skip
+def test_auto_scale_lr(root, quick, tmp_path):
+    cfg = ['auto_scale_lr.base_batch_size=16', 'param_scheduler=None']
+    quick('train', 'seg', '--auto-scale-lr', cfg=cfg)
     log = next(tmp_path.glob('*/*.log')).read_text()
     assert 'Scaling the original LR by 0.25' in log
     lr = load_config(str(root / CONFIGS['seg'])).optim_wrapper.optimizer.lr

@@ -15,13 +15,12 @@ from .conftest import CONFIGS
 pytestmark = pytest.mark.slow
 
 
-def test_mask_rcnn_ends_with_the_same_weights(root, run, options, tmp_path, compiled, mmcv_runs_on):
+def test_mask_rcnn_ends_with_the_same_weights(quick, tmp_path, compiled, mmcv_runs_on):
     ends = []
     for extension in (compiled, mmcv_ops):
         mmcv_runs_on(extension)
         work = tmp_path / str(len(ends))
-        run('train', root / CONFIGS['det'], '--work-dir', work, '--cfg-options',
-            *options('det', 2))  # fmt: skip
+        quick('train', 'det', '--work-dir', work, length=2)
         checkpoint = torch.load((work / 'last_checkpoint').read_text(), weights_only=False)
         ends.append(checkpoint['state_dict'])
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
