@@ -158,63 +158,47 @@ def layer_ranks(
         >>> first.name, first.attention, first.tokens, first.spectra['kv_sum'].full
         ('stages.0.0.attn', 'RALA', [256], [64])
     """
-    layers = [
-        _Layer(name, module)
-        for name, module in backbone.named_modules()
-        if isinstance(module, BaseAttention)
-    ]
+    named = backbone.named_modules()
+    layers = {name: module for name, module in named if isinstance(module, BaseAttention)}
+    tokens: Dict[str, List[int]] = {name: [] for name in layers}
+    # Singular values (heads, n) of each image, by layer and matrix.
+    values: Dict[str, Dict[str, List[Tensor]]] = {name: {} for name in layers}
+
+    def add(name: str, matrix: str, x: Tensor) -> None:
+        x = x.double()
+        # NaN instead of an error of the decomposition.
+        found = torch.linalg.svdvals(x) if x.isfinite().all() else x.new_full((1, 1), torch.nan)
+        values[name].setdefault(matrix, []).append(found.cpu())
+
     for image in images:
         with ExitStack() as stack:
-            calls = [stack.enter_context(calls_of(layer.attn)) for layer in layers]
-            for layer in layers:
-                stack.enter_context(layer.attn.register_forward_hook(layer.add_output))
+            calls = {name: stack.enter_context(calls_of(attn)) for name, attn in layers.items()}
+            for name, attn in layers.items():
+                hook = attn.register_forward_hook(
+                    lambda _, args, out, name=name: add(name, 'layer_output', out)
+                )
+                stack.enter_context(hook)
             backbone(image())
-        for layer, found in zip(layers, calls):
-            for call in found:
-                layer.add_call(call)
-    ran = [layer.result(tolerance) for layer in layers if layer.tokens]
-    if not ran:
+        for name, call in ((name, call) for name, found in calls.items() for call in found):
+            tokens[name].append(call.q.shape[2])
+            state = kv_sum(layers[name], call)
+            if state is not None:
+                add(name, 'kv_sum', state[0])
+            add(name, 'head_output', layers[name].attend(*call)[0])
+    if not any(tokens.values()):
         raise ValueError(
             f'the backbone {type(backbone).__name__} has no attention of this package; those of '
             'encoders and decoders behind it are not measured'
         )
-    return ran
-
-
-class _Layer:
-    """Singular values of the matrices of one attention, image by image."""
-
-    def __init__(self, name: str, attn: BaseAttention) -> None:
-        self.name, self.attn = name, attn
-        self.tokens: List[int] = []
-        self.values: Dict[str, List[Tensor]] = {}  # (heads, n) of each image
-
-    def add_output(self, module: nn.Module, args: tuple, output: Tensor) -> None:
-        """Take the output (1, N, C) of the layer, as a forward hook."""
-        self._add('layer_output', output)
-
-    def add_call(self, call: Call) -> None:
-        """Take the KV sum and the outputs of the heads."""
-        self.tokens.append(call.q.shape[2])
-        state = kv_sum(self.attn, call)
-        if state is not None:
-            self._add('kv_sum', state[0])
-        self._add('head_output', self.attn.attend(*call)[0])
-
-    def _add(self, matrix: str, x: Tensor) -> None:
-        """Take matrices (heads, m, n)."""
-        x = x.double()
-        # NaN instead of an error of the decomposition.
-        values = torch.linalg.svdvals(x) if x.isfinite().all() else x.new_full((1, 1), torch.nan)
-        self.values.setdefault(matrix, []).append(values.cpu())
-
-    def result(self, tolerance: float) -> LayerRank:
-        spectra = {
-            matrix: _spectrum(f'{matrix} of {self.name}', self.values[matrix], tolerance)
+    return [
+        LayerRank(name, type(attn).__name__, tokens[name], {
+            matrix: _spectrum(f'{matrix} of {name}', values[name][matrix], tolerance)
             for matrix in MATRICES
-            if matrix in self.values
-        }
-        return LayerRank(self.name, type(self.attn).__name__, self.tokens, spectra)
+            if matrix in values[name]
+        })
+        for name, attn in layers.items()
+        if tokens[name]
+    ]  # fmt: skip
 
 
 def _spectrum(name: str, values: List[Tensor], tolerance: float) -> Spectrum:

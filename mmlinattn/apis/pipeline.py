@@ -48,11 +48,8 @@ class Reader:
 
     def __call__(self, path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> np.ndarray:
         """Return the pixels of an image; raise :class:`.sources.ImageError` if it has none."""
-        load = None if self.is_plain else self._load
+        load = None if self.is_plain else lambda path: self.load(dict(img_path=str(path)))['img']
         return read_image(path, max_megapixels, load, self.in_8_bits)
-
-    def _load(self, path: Path) -> np.ndarray:
-        return self.load(dict(img_path=str(path)))['img']
 
 
 def as_bgr(pixels: np.ndarray) -> np.ndarray:

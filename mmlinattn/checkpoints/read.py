@@ -72,7 +72,12 @@ def read_checkpoint(source: PathLike) -> Dict[str, Any]:
         raise CheckpointError(
             f'{source} has no tensors, neither at top level nor under {SECTIONS}{but}'
         )
-    odd = [str(name) for name, value in weights.items() if _is_odd(value)]
+    odd = [
+        str(name)
+        for name, x in weights.items()
+        if isinstance(x, Tensor)
+        and (x.layout is not torch.strided or x.is_nested or x.is_meta or x.is_quantized)
+    ]
     if odd:
         raise CheckpointError(
             f'{source} has sparse, nested, quantised or empty (meta) tensors: {shorten(odd)}; '
@@ -156,12 +161,6 @@ def damaged_part(file: BinaryIO) -> str:
 
 def _has_tensors(weights: Any) -> TypeGuard[Mapping]:
     return isinstance(weights, Mapping) and any(isinstance(v, Tensor) for v in weights.values())
-
-
-def _is_odd(value: Any) -> bool:
-    return isinstance(value, Tensor) and (
-        value.layout is not torch.strided or value.is_nested or value.is_meta or value.is_quantized
-    )
 
 
 def _read_pickle(file: BinaryIO, name: str) -> Any:

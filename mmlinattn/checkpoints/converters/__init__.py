@@ -67,11 +67,11 @@ UNSUPPORTED = (
 OWN_NAME = re.compile(r'backbone\.(?:stages|layers)\.[\d.]+\.attn\.in_proj\.')
 
 # Prefixes of names that identify the kind of a converted model; the first match decides.
-KINDS = dict(
-    segmentor='decode_head.',
+KINDS: Dict[str, Tuple[str, ...]] = dict(
+    segmentor=('decode_head.',),
     detector=('rpn_head.', 'bbox_head.', 'panoptic_head.'),
-    classifier='head.',
-    backbone='backbone.',
+    classifier=('head.',),
+    backbone=('backbone.',),
 )
 
 

@@ -86,7 +86,10 @@ def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Conver
         >>> {name: tuple(value.shape) for name, value in tensors.items()}
         {'stages.1.weight': (6,)}
     """
-    found = {key: _first_match(key, rules) for key in state_dict}
+    found: Dict[str, Any] = {}
+    for key in state_dict:
+        matches = ((rule, re.match(rule.pattern, key)) for rule in rules)
+        found[key] = next(((rule, match) for rule, match in matches if match), None)
     unknown = [key for key, rule in found.items() if rule is None]
     if unknown:  # before a tensor of another model is reshaped
         raise UnknownKeys(f'keys that the key map does not know: {shorten(unknown)}')
@@ -103,11 +106,6 @@ def rename(state_dict: Mapping[str, Tensor], rules: Sequence[KeyRule]) -> Conver
                 raise CheckpointError(f'the checkpoint has {name} twice, again as {key}')
             tensors[name] = rule.reshape(value) if rule.reshape else value
     return tensors, left_out
-
-
-def _first_match(key: str, rules: Sequence[KeyRule]) -> Any:
-    matches = ((rule, re.match(rule.pattern, key)) for rule in rules)
-    return next(((rule, match) for rule, match in matches if match), None)
 
 
 def fuse(state_dict: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Dict[str, Tensor]:
