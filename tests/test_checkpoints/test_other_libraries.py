@@ -276,20 +276,6 @@ def test_outputs_of_vit_in_mmsegmentation(final_norm, side):
     assert_near(model(image), released(image), 1e-6)
 
 
-@torch.no_grad()
-def test_outputs_of_convit_in_timm():
-    timm = pytest.importorskip('timm.models.convit', reason='compares with timm')
-    sizes = dict(SIZES, embed_dim=16, depth=4)  # a head
-    released, image = (
-        randomise(timm.ConVit(**sizes, local_up_to_layer=2)),
-        torch.randn(2, 3, 48, 48),
-    )
-    attns = [CONVIT[0]] * 2 + [CONVIT[1]] * 2
-    model = ViT(dict(ARCH, depth=4), attns, 48, cls_token_from=2, out_type='cls_token')
-    found = classify(convert(released.state_dict(), 'convit'), model, image)
-    assert_near(found, released(image), 1e-6)
-
-
 @pytest.mark.parametrize(
     'config',
     ['mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e', 'dino/dino-5scale_swin-l_8xb2-12e'],

@@ -137,6 +137,26 @@ def weights(path) -> dict:
     return {name.removeprefix('module.'): value for name, value in state.items()}
 
 
+def check_distillation(out, checkpoint, part, stages) -> dict:
+    """Check the report and the weights of a run in ``out``; return the report.
+
+    Only attentions change in A, only ``part`` in B; the rest is the teacher's, bit for bit.
+    """
+    report = json.loads((out / 'report.json').read_text())
+    assert report['kept'] == [2] and [*report['scores']] == stages
+    swap, after = report['errors']['swap'], report['errors']['a']
+    assert all(after[name] < swap[name] for name in swap)
+    files = [checkpoint, *(out / f'{stage}.pth' for stage in ('swap', 'a', 'b'))]
+    before, swapped, a, b = map(weights, files)
+    assert b.keys() == swapped.keys()
+    rest = [name for name in b if not name.startswith(f'{part}.')]
+    assert len(rest) > 5 and all(torch.equal(b[name], before[name]) for name in rest)
+    changed = [name for name in a if not torch.equal(a[name], swapped[name])]
+    assert changed and all(name.startswith(tuple(f'{n}.' for n in swap)) for name in changed)
+    assert any(not torch.equal(b[name], a[name]) for name in {*b} - {*rest} - {*changed})
+    return report
+
+
 def test_all_stages(teacher, run, tmp_path, capsys):
     out = tmp_path / 'out'
     more = ['--keep-softmax', 'last1', '--finetune', '--crop-size', '48', '48']
@@ -144,26 +164,12 @@ def test_all_stages(teacher, run, tmp_path, capsys):
     arguments = options(teacher, out, 2, 2, *more)
     run('linearize', *arguments)
     assert 'Direct swap: ' in capsys.readouterr().out
-    report = json.loads((out / 'report.json').read_text())
-    assert (report['replaced'], report['kept'], report['images']) == ([0, 1], [2], 16)
-    assert [*report['scores']] == ['teacher', 'swap', 'a', 'b', 'c']
+    report = check_distillation(out, teacher[1], 'backbone', ['teacher', 'swap', 'a', 'b', 'c'])
+    assert (report['replaced'], report['images']) == ([0, 1], 16)
     assert all('mIoU' in scores for scores in report['scores'].values())
-    swap, after = report['errors']['swap'], report['errors']['a']
-    assert [*swap] == ['backbone.layers.0.attn', 'backbone.layers.1.attn']
-    assert all(after[name] < swap[name] for name in swap)
-    page = (out / 'report.md').read_text()
+    assert [*report['errors']['swap']] == ['backbone.layers.0.attn', 'backbone.layers.1.attn']
+    page, b = (out / 'report.md').read_text(), weights(out / 'b.pth')
     assert '| direct swap |' in page
-    # Neck and head after B are the teacher's, bit for bit; phase A changes attentions alone.
-    before, swapped, a, b = (weights(p) for p in [teacher[1], *(out / f'{s}.pth' for s in
-                                                                ('swap', 'a', 'b'))])  # fmt: skip
-    assert b.keys() == swapped.keys()
-    rest = [name for name in b if not name.startswith('backbone.')]
-    assert len(rest) > 5 and all(torch.equal(b[name], before[name]) for name in rest)
-    changed = [name for name in a if not torch.equal(a[name], swapped[name])]
-    assert changed and all(
-        name.startswith(('backbone.layers.0.attn.', 'backbone.layers.1.attn.')) for name in changed
-    )
-    assert not torch.equal(b['backbone.embed.proj.weight'], a['backbone.embed.proj.weight'])
     # Each phase starts from the one before.
     for phase, start in (('a', 'swap'), ('b', 'a'), ('c', 'b')):
         (trained,) = (out / f'phase_{phase}').glob('2*/vis_data/config.py')
@@ -258,27 +264,17 @@ def test_encoder_of_smca(smca, run, tmp_path):
     out, more = tmp_path / "it's", ['--keep-softmax', 'last1']
     arguments = options(smca, out, 4, 4, *more)
     run('linearize', *arguments)
-    report = json.loads((out / 'report.json').read_text())
-    assert (report['replaced'], report['kept'], report['parts']) == ([0, 1], [2], ['encoder'])
-    assert all('coco/bbox_mAP' in report['scores'][s] for s in ('teacher', 'swap', 'a', 'b'))
-    swap, after = report['errors']['swap'], report['errors']['a']
-    assert [*swap] == ['encoder.layers.0.self_attn', 'encoder.layers.1.self_attn']
-    assert all(after[name] < swap[name] for name in swap)
-    before, swapped, a, b = (weights(p) for p in [smca[1], *(out / f'{s}.pth' for s in
-                                                             ('swap', 'a', 'b'))])  # fmt: skip
-    assert b.keys() == swapped.keys()
-    rest = [name for name in b if not name.startswith('encoder.')]
-    assert all(torch.equal(b[name], before[name]) for name in rest)
-    assert {name.split('.')[0] for name in rest} >= {'backbone', 'neck', 'decoder', 'bbox_head'}
-    changed = [name for name in a if not torch.equal(a[name], swapped[name])]
-    assert changed and all(name.startswith(tuple(f'{n}.' for n in swap)) for name in changed)
-    assert not any(torch.equal(b[name], a[name]) for name in b if name not in rest)
+    report = check_distillation(out, smca[1], 'encoder', ['teacher', 'swap', 'a', 'b'])
+    assert (report['replaced'], report['parts']) == ([0, 1], ['encoder'])
+    assert all('coco/bbox_mAP' in scores for scores in report['scores'].values())
+    names = ['encoder.layers.0.self_attn', 'encoder.layers.1.self_attn']
+    assert [*report['errors']['swap']] == names
     run('test', out / 'config.py', out / 'model.pth', '--work-dir', tmp_path / 'test')
     scores = json.loads(next((tmp_path / 'test').glob('*/*.json')).read_text())
     assert scores['coco/bbox_mAP'] == pytest.approx(report['scores']['b']['coco/bbox_mAP'])
     zero = ['--iters-a', 0, '--iters-b', 0, '--no-score', *more]
     run('linearize', *smca[:2], '--out', tmp_path / 'zero', *zero)
-    found = weights(tmp_path / 'zero/model.pth')
+    found, swapped = weights(tmp_path / 'zero/model.pth'), weights(out / 'swap.pth')
     assert all(torch.equal(found[name], swapped[name]) for name in swapped)
 
 
