@@ -25,7 +25,7 @@ Row = Dict[str, object]
 # Jobs by name: functions that can be pickled. The time is checked before each.
 Jobs = Dict[str, Callable[[], Iterable[Row]]]
 # States of a job. LEFT is no error.
-STATES = DONE, LEFT, WRONG, FAILED = 'done', 'left', 'wrong', 'failed'
+DONE, LEFT, WRONG, FAILED = 'done', 'left', 'wrong', 'failed'
 OUT_OF_TIME = 'out of time'
 
 

@@ -21,7 +21,6 @@ MIT_ATTENTIONS = {
 
 @case(
     'mit-b0',
-    'backbone',
     "SegFormer's encoder MiT-B0 with random walks and RALA in all stages, against its own spatial "
     'reduction.',
 )
@@ -87,7 +86,6 @@ def _segformers(setup: Setup, arch: str, head: type, **theirs: Any) -> Dict[str,
 
 @case(
     'segformer-b0',
-    'backbone',
     'SegFormer-B0 with the head of its release, against random walks and RALA, against '
     "MMSegmentation's SegFormer, and against the same weights with the formula of its head.",
 )
@@ -126,7 +124,6 @@ class _Detector(nn.Module):
 
 @case(
     'retinanet',
-    'backbone',
     'RetinaNet with RAVLT-T as released, against RALA in all stages, MLLA-T, H-ViT³-T, and '
     "MMDetection's Swin-T and ResNet-50.",
 )
@@ -149,7 +146,6 @@ def _retinanet(setup: Setup) -> Baselines:
 
 @case(
     'segformer-b2',
-    'backbone',
     "SegFormer-B2 with MMSegmentation's head, computed level by level, against random "
     "walks and RALA, and against MMSegmentation's SegFormer.",
 )
@@ -162,7 +158,7 @@ def _segformer_b2(setup: Setup) -> Baselines:
     return {name: Baseline.of_module(model, image) for name, model in models.items()}
 
 
-@case('dinov3-s', 'backbone', 'DINOv3-S with 64 cores and with its own softmax attention.')
+@case('dinov3-s', 'DINOv3-S with 64 cores and with its own softmax attention.')
 def _dinov3(setup: Setup) -> Baselines:
     from mmlinattn.models.backbones import ViT
 

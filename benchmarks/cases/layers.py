@@ -15,7 +15,6 @@ SR_RATIO = 8
 
 @case(
     'random-walk-layer',
-    'layer',
     "RWGKA against SegFormer's own attention (keys and values reduced "
     f'{SR_RATIO}x{SR_RATIO} times, quadratic all the same) and full softmax attention. With '
     '--heads 1 --head-dim 32 it is the first stage of SegFormer-B0; 65k tokens are a 1024x1024 '
@@ -56,7 +55,6 @@ def attentions() -> Dict[str, type]:
 
 @case(
     'attentions',
-    'layer',
     'Every attention with its defaults, projections included; the table of docs/attentions.md.',
 )
 def _attention_layers(setup: Setup) -> Baselines:
@@ -82,7 +80,6 @@ QUERY_GROUPS = 100  # of two denoising queries: the most of DINO
 
 @case(
     'denoising-mask',
-    'layer',
     f"LinearCrossAttention with DINO's mask of {QUERY_GROUPS} groups of denoising queries beside "
     'that many queries, and without it, against softmax attention of mmcv (use --tokens 900 '
     '--batch 2 --heads 8 --head-dim 32).',

@@ -34,28 +34,24 @@ def operator(setup: Setup, name: str, same: bool = True) -> Baseline:
     return Baseline(partial(problem.run, 'auto'), tuple(problem.leaves.values()), same=same)
 
 
-@case('rala', 'operator', 'RALA with rotary position; linear in the tokens, SDPA is quadratic.')
+@case('rala', 'RALA with rotary position; linear in the tokens, SDPA is quadratic.')
 def _rala(setup: Setup) -> Baselines:
     return operator_baselines(setup, 'rala', partial(textbook.rala, rotary=setup.rotary_tables()))
 
 
-@case('mala', 'operator', 'MALA with rotary position, beside RALA; linear in the tokens.')
+@case('mala', 'MALA with rotary position, beside RALA; linear in the tokens.')
 def _mala(setup: Setup) -> Baselines:
     formula = partial(textbook.mala, rotary=setup.rotary_tables())
     rala = operator(setup, 'rala', same=False)
     return {**operator_baselines(setup, 'mala', formula), 'RALA': rala}
 
 
-@case(
-    'linear',
-    'operator',
-    'Linear attention of positive features; linear in the tokens, SDPA is quadratic.',
-)
+@case('linear', 'Linear attention of positive features; linear in the tokens, SDPA is quadratic.')
 def _linear(setup: Setup) -> Baselines:
     return operator_baselines(setup, 'linear', textbook.linear)
 
 
-@case('linear-elu+1', 'operator', 'Linear attention with the feature map elu + 1 inside.')
+@case('linear-elu+1', 'Linear attention with the feature map elu + 1 inside.')
 def _linear_elu1(setup: Setup) -> Baselines:
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return textbook.linear(F.elu(q) + 1, F.elu(k) + 1, v)
@@ -63,14 +59,13 @@ def _linear_elu1(setup: Setup) -> Baselines:
     return operator_baselines(setup, 'linear, elu+1', formula)
 
 
-@case('additive', 'operator', 'Additive attention; linear in the tokens, SDPA is quadratic.')
+@case('additive', 'Additive attention; linear in the tokens, SDPA is quadratic.')
 def _additive(setup: Setup) -> Baselines:
     return operator_baselines(setup, 'additive', textbook.additive)
 
 
 @case(
     'ripple',
-    'operator',
     f'Ripple attention, R = {MAX_DISTANCE}: tiles against summed-area tables (the algorithm of '
     'the paper, with a backward pass of its own, and as a textbook has it with that of autograd), '
     'plain linear attention of the same features and softmax attention.',
@@ -91,7 +86,6 @@ def _ripple(setup: Setup) -> Baselines:
 
 @case(
     'random-walk',
-    'operator',
     f'Random walks between {NUM_ANCHORS} anchors, decay {DECAY}, against the order of the paper '
     'with an inverse; linear in the tokens, SDPA is quadratic.',
 )

@@ -119,7 +119,7 @@ class Case:
     """A registered case.
 
     Args:
-        kind: ``'operator'``, ``'layer'`` or ``'backbone'``.
+        kind: ``'operator'``, ``'layer'`` or ``'backbone'``, by the module that registers it.
         about: the comparison and the expected result, for the report.
         build: builds the baselines for a setup.
     """
@@ -144,10 +144,11 @@ def map_shape(num_tokens: int) -> Tuple[int, int]:
     return height, num_tokens // height
 
 
-def case(name: str, kind: str, about: str) -> Callable:
+def case(name: str, about: str) -> Callable:
     """Register a :class:`Case`."""
 
     def register(build: Callable[[Setup], Baselines]) -> Callable[[Setup], Baselines]:
+        kind = build.__module__.rpartition('.')[2].removesuffix('s')
         CASES[name] = Case(name, kind, about, build)
         return build
 
