@@ -29,10 +29,7 @@ from benchmarks.report import DOCS, publish, redraw, write
 from benchmarks.suite import MODES, Effort, Result, run_case
 
 DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
-TOKENS = {
-    False: ['1k', '4k', '16k', '65k', '262k'],
-    True: ['1k', '4k', '16k'],
-}
+TOKENS = {False: ['1k', '4k', '16k', '65k', '262k'], True: ['1k', '4k', '16k']}
 IMAGES = {False: ['512x512', '800x1280'], True: ['256x256', '512x512']}
 
 

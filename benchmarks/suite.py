@@ -13,12 +13,7 @@ from .measure import Spread, difference, forward, forward_backward, interleave, 
 
 MODES = ('forward', 'forward+backward')
 # Largest relative error of outputs between baselines with the same result; gradients: 10 times.
-TOLERANCES = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 STRIDE = 4  # of the first stage of backbones; it defines the number of tokens
 # With fewer tokens the call overhead hides the growth.
 SLOPE_FROM = 4096

@@ -111,10 +111,7 @@ def _family(name: str, call: Callable, rotary: bool) -> Dict[str, Operator]:
 
 _elu1 = partial(ops.linear_attention, feature_map='elu+1')
 OPERATORS: Dict[str, Operator] = {
-    'linear': Operator(
-        lambda s, x, **options: ops.linear_attention(*x, **options),
-        features=True,
-    ),
+    'linear': Operator(lambda s, x, **options: ops.linear_attention(*x, **options), features=True),
     **_family('rala', ops.rala_attention, rotary=True),
     'random-walk': _walk(None),
     'ripple': Operator(

@@ -27,10 +27,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 from torch.utils.hooks import RemovableHandle

@@ -40,10 +40,7 @@ def attention_layers(model: BaseModel) -> List[str]:
 
 
 def attention_of(
-    predictor: Predictor,
-    image: np.ndarray,
-    layer: str,
-    pixel: Optional[Tuple[int, int]] = None,
+    predictor: Predictor, image: np.ndarray, layer: str, pixel: Optional[Tuple[int, int]] = None
 ) -> Attention:
     """Draw the weights of all keys for the token at a pixel, as the mean over the heads.
 

@@ -61,8 +61,7 @@ def test_by_hand(style):
 
 def test_convolutions():
     model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding='same', groups=3),
-        nn.ConvTranspose2d(6, 4, 2, stride=2),
+        nn.Conv2d(3, 6, 3, padding='same', groups=3), nn.ConvTranspose2d(6, 4, 2, stride=2)
     )
     cost = analyse(model, (H, W))
     assert cost.by_module['0'].total == H * W * 6 * 9
@@ -185,10 +184,7 @@ def test_tool(tool, config, tmp_path, capsys):
     assert 'backbone, 64 x 96' in table
     assert 'stages' in table and 'stages.0' not in table
     released = json.loads(out.read_text())
-    tool(
-        *(config, '--shape', 64, 96, '--json', out),
-        *('--cfg-options', 'model.attn_cfg=RALA'),
-    )
+    tool(*(config, '--shape', 64, 96, '--json', out), *('--cfg-options', 'model.attn_cfg=RALA'))
     linear = json.loads(out.read_text())
     assert linear['params'] == released['params']
     assert linear['conv_linear'] == released['conv_linear'] < linear['total']

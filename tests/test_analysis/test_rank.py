@@ -80,10 +80,7 @@ def test_softmax_attention_that_cannot_tell_its_queries_apart_has_rank_1():
 
 @pytest.mark.parametrize(
     'name, options',
-    [
-        ('LinearAttention', dict(feature_map='elu+1')),
-        ('RALA', dict(lepe=0, gate=None)),
-    ],
+    [('LinearAttention', dict(feature_map='elu+1')), ('RALA', dict(lepe=0, gate=None))],
 )
 def test_values_of_low_rank_give_a_kv_sum_of_that_rank(name, options):
     """Of a head; two heads side by side have twice the rank."""

@@ -41,10 +41,7 @@ def test_ema_copies_are_left_out_and_reported(dense, capsys):
 
 def test_weights_of_another_network():
     """Names that one rule matches are not reshaped before others are known to be unknown."""
-    foreign = {
-        'stages.1.downsample.0.weight': torch.zeros(2, 2),
-        'foreign.a': torch.ones(2),
-    }
+    foreign = {'stages.1.downsample.0.weight': torch.zeros(2, 2), 'foreign.a': torch.ones(2)}
     with pytest.raises(CheckpointError, match='does not know: foreign.a'):
         convert(foreign, 'swin')
     foreign.pop('foreign.a')

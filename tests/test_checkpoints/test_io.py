@@ -16,12 +16,7 @@ from mmengine.optim.scheduler import OneCycleLR
 from safetensors.torch import save_file
 from torch import nn
 
-from mmlinattn.checkpoints import (
-    CheckpointError,
-    load_state_dict,
-    read_checkpoint,
-    save_checkpoint,
-)
+from mmlinattn.checkpoints import CheckpointError, load_state_dict, read_checkpoint, save_checkpoint
 from mmlinattn.checkpoints.safe_unpickle import PlainUnpickler
 from mmlinattn.checkpoints.write import plain
 from mmlinattn.utils import WriteError

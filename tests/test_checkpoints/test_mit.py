@@ -112,12 +112,7 @@ def test_released_segmentor(released):
 
 @pytest.mark.parametrize(
     ('attn_cfg', 'fits'),
-    [
-        (dict(type='RALA', gate=None), True),
-        ('RWGKA', True),
-        ('RALA', False),
-        ('MALA', False),
-    ],
+    [(dict(type='RALA', gate=None), True), ('RWGKA', True), ('RALA', False), ('MALA', False)],
     ids=['RALA without a gate', 'RWGKA', 'RALA', 'MALA'],
 )
 def test_softmax_weights_in_linear_attention(released, tmp_path, attn_cfg, fits):

@@ -145,10 +145,7 @@ def test_options_with_dicts():
     found = runs.train(['config', '--cfg-options', *text]).cfg_options
     assert found == {
         'a.b': 3,
-        'custom_hooks': [
-            {'type': 'ProfilerHook', 'n': False},
-            {'type': 'B', 'n': [-1, 2]},
-        ],
+        'custom_hooks': [{'type': 'ProfilerHook', 'n': False}, {'type': 'B', 'n': [-1, 2]}],
         'c': {'d': None},
         'name': 'best_{}.pth',
         'e': {'f': (1, {})},

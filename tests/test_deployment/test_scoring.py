@@ -7,13 +7,7 @@ import torch
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 
-from mmlinattn.deployment import (
-    ExportedFile,
-    FileError,
-    FileMetadata,
-    check_classes,
-    use_exported,
-)
+from mmlinattn.deployment import ExportedFile, FileError, FileMetadata, check_classes, use_exported
 from mmlinattn.deployment.deployable import NotDeployable, deployable
 from mmlinattn.deployment.exported_model import pad_to_metadata
 from mmlinattn.engine.model import number_of_classes

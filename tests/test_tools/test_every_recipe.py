@@ -43,11 +43,7 @@ def cifar(tmp_path_factory):
 @pytest.fixture
 def data_root(request, shapes_root):
     """Return a function from the name of a data set class to the folder of its data."""
-    fixtures = dict(
-        CIFAR100Binary='cifar',
-        CityscapesDataset='cityscapes',
-        CocoDataset='coco_root',
-    )
+    fixtures = dict(CIFAR100Binary='cifar', CityscapesDataset='cityscapes', CocoDataset='coco_root')
 
     def find(kind):
         if kind in ('ADE20KDataset', 'ImageNet'):

@@ -216,11 +216,7 @@ def test_a_damaged_file_and_options_of_a_checkpoint(root, run, options, tmp_path
 @pytest.mark.parametrize(
     'of_file, changes, message',
     [
-        (
-            'segmentation',
-            {},
-            'm.onnx does not fit the config: its task is segmentation, that of ',
-        ),
+        ('segmentation', {}, 'm.onnx does not fit the config: its task is segmentation, that of '),
         ('detection', dict(classes=[*'SHAPES'[::-1][:5]]), None),
     ],
 )

@@ -18,11 +18,7 @@ from mmlinattn.engine.config import load_config
 from mmlinattn.engine.model import quiet
 from mmlinattn.engine.preflight.data import DataError
 from mmlinattn.linearize import Options
-from mmlinattn.linearize.images import (
-    check_readable,
-    image_pipeline,
-    training_images,
-)
+from mmlinattn.linearize.images import check_readable, image_pipeline, training_images
 from mmlinattn.utils.errors import InputError
 
 from ..programs import Program

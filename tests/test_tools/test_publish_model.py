@@ -10,12 +10,7 @@ import torch
 import yaml
 
 import mmlinattn
-from mmlinattn.checkpoints import (
-    check_complete,
-    check_fits,
-    load_state_dict,
-    read_checkpoint,
-)
+from mmlinattn.checkpoints import check_complete, check_fits, load_state_dict, read_checkpoint
 from mmlinattn.datasets import shapes
 from mmlinattn.engine import build_model
 from mmlinattn.engine.config import load_config

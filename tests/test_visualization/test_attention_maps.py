@@ -8,11 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlinattn import __main__ as program
-from mmlinattn.visualization.attention_maps import (
-    AttentionRecord,
-    draw_decoder_maps,
-    record,
-)
+from mmlinattn.visualization.attention_maps import AttentionRecord, draw_decoder_maps, record
 
 pytest.importorskip('mmdet', reason='SMCA needs MMDetection')
 from mmdet.structures import DetDataSample

@@ -202,8 +202,7 @@ class ViTVQGAN(BaseModel):
         both = zip(_to_bytes(pictures), _to_bytes(image), quantized.codes)
         for sample, (pred_img, gt_img, codes) in zip(samples, both):
             found = dict(pred_img=pred_img, gt_img=gt_img, codes=codes)
-            for name, value in dict(found, num_codes=self.quantizer.num_codes).items():
-                sample.set_field(value, name)
+            sample.set_data(dict(found, num_codes=self.quantizer.num_codes))
         return samples
 
     def generator_step(self, image: Tensor) -> Tuple[Dict[str, Tensor], Tensor]:
