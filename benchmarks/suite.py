@@ -177,10 +177,9 @@ def slopes(results: Sequence[Result]) -> Dict[str, Tuple[float, float]]:
     results must have the same case, mode and batch.
     """
     found = {}
-    for name in dict.fromkeys(result.baseline for result in results):
-        points = [
-            r for r in results if r.baseline == name and not r.skipped and r.tokens >= SLOPE_FROM
-        ]
+    large = [r for r in results if not r.skipped and r.tokens >= SLOPE_FROM]
+    for name in dict.fromkeys(r.baseline for r in large):
+        points = [r for r in large if r.baseline == name]
         if len({r.tokens for r in points}) < 2:
             continue
         tokens = [r.tokens for r in points]

@@ -28,10 +28,10 @@ def operator_baselines(setup: Setup, name: str, formula: Callable[..., Tensor]) 
     }
 
 
-def operator(setup: Setup, name: str, same: bool = True) -> Baseline:
+def operator(setup: Setup, name: str, same: bool = True, backend: str = 'auto') -> Baseline:
     """Return an operator of this package; all have the same q, k and v, or features of them."""
     problem = Problem.of(name, setup)
-    return Baseline(partial(problem.run, 'auto'), tuple(problem.leaves.values()), same=same)
+    return Baseline(partial(problem.run, backend), tuple(problem.leaves.values()), same=same)
 
 
 @case('rala', 'RALA with rotary position; linear in the tokens, SDPA is quadratic.')
@@ -71,14 +71,10 @@ def _additive(setup: Setup) -> Baselines:
     'plain linear attention of the same features and softmax attention.',
 )
 def _ripple(setup: Setup) -> Baselines:
-    problem = Problem.of('ripple', setup)
-    found = operator_baselines(
-        setup, 'ripple', partial(textbook.ripple_tables, hw_shape=setup.hw_shape)
-    )
+    formula = partial(textbook.ripple_tables, hw_shape=setup.hw_shape)
+    found = operator_baselines(setup, 'ripple', formula)
     tables = found.pop('textbook')
-    found['summed-area tables'] = Baseline(
-        partial(problem.run, 'sat'), tuple(problem.leaves.values())
-    )
+    found['summed-area tables'] = operator(setup, 'ripple', backend='sat')
     if setup.device.type == 'cpu':  # takes hundreds of GB at the sizes for a GPU
         found['tables, textbook'] = tables
     return {**found, 'linear': operator(setup, 'linear', same=False)}

@@ -51,9 +51,7 @@ def measure(configs: Dict[str, Config], cost: dict) -> Dict[str, dict]:
     device = torch.device(get_device())
     images = torch.randn(cost['batch'], 3, *cost['shape'], device=device)
     models = {name: initial_model(cfg, device=str(device)) for name, cfg in configs.items()}
-    calls = {
-        name: partial(torch.no_grad()(Forward(model)), images) for name, model in models.items()
-    }
+    calls = {name: partial(torch.no_grad()(Forward(m)), images) for name, m in models.items()}
     for call in calls.values():
         call()
     times = interleave(calls, device, cost['rounds'], 0.0, processor_time=True)

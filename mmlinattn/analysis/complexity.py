@@ -209,11 +209,7 @@ def _copy_without_values(model: nn.Module, mode: ContextManager) -> nn.Module:
 
 
 class _Counter(TorchDispatchMode):
-    """Dispatch mode that counts the products of each operator for its module and all parents.
-
-    A product with a parameter as factor is counted as a linear layer; attention multiplies
-    activations.
-    """
+    """Dispatch mode that counts the products of each operator for its module and all parents."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -265,7 +261,7 @@ class _Counter(TorchDispatchMode):
         return out
 
     def _has_weight(self, func: OpOverload, args: tuple) -> bool:
-        """Return True for a convolution or a product with a parameter as factor."""
+        """Return True for a convolution or a product with a parameter; attention has none."""
         # addmm, baddbmm and addmv take the summand first.
         factors = args[1:3] if 'add' in func._schema.name else args[:2]
         return func is aten.convolution.default or any(

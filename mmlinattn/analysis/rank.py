@@ -79,12 +79,7 @@ class LayerRank:
 def numerical_rank(values: Tensor, tolerance: float) -> Tensor:
     """Return the number of singular values above ``tolerance`` times the largest.
 
-    Args:
-        values: singular values (..., n), falling.
-        tolerance: 0 or above, below 1.
-
-    Returns:
-        (...), int64; 0 of a zero matrix.
+    ``values`` are (..., n), falling; the result is (...) int64, 0 for a zero matrix.
     """
     return (values > tolerance * values[..., :1]).sum(-1)
 

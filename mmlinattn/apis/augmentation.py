@@ -23,13 +23,9 @@ MERGING = {
 
 
 class AugmentationHook(Hook):
-    """Hook that merges the views of each test image.
+    """Hook that merges the views of each test image, by the results of :func:`augmentation`.
 
     The model inside a wrapper for distributed runs is used: the merging models read its attributes.
-
-    Args:
-        merging: config of the merging model without its module, of :func:`augmentation`.
-        text: description of the views.
     """
 
     def __init__(self, merging: ConfigDict, text: str = '') -> None:

@@ -36,10 +36,7 @@ def coco_categories(
 def category_ids(cfg: Config, classes: Sequence[str]) -> Tuple[List[int], str]:
     """Return the ids that the annotation file of the test data has for the classes of a model.
 
-    The 80 classes of COCO have COCO's ids without the file.
-
-    Returns:
-        the ids, and the reason why they are counted from 1, else ``''``.
+    Also return why they are counted from 1, or ''. COCO's 80 classes have its ids without the file.
     """
     from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights as Weights
 
@@ -95,7 +92,6 @@ def coco_record(
         name: file name; bytes that are not UTF-8 are written as ``\\udc80`` to ``\\udcff``.
         shape: (height, width).
         sample: data sample of the framework, on the CPU.
-        categories: see :func:`coco_categories`.
         min_score: lowest score of the objects and classes to keep.
     """
     found = [

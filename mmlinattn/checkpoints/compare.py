@@ -81,10 +81,8 @@ def other_depth(report: LoadReport) -> str:
 
     A backbone may be built without its last stages, and one without stages without its last blocks.
     """
-    theirs, ours = (
-        _blocks(report.matched + report.unexpected),
-        _blocks(report.matched + report.missing),
-    )
+    theirs = _blocks(report.matched + report.unexpected)
+    ours = _blocks(report.matched + report.missing)
     for stage in [stage for stage in ours if stage in theirs]:
         more = theirs[stage] - ours[stage] if stage != 'layers' else ()
         if ours[stage] - theirs[stage] or more:

@@ -143,12 +143,9 @@ def weights_of(content: Mapping, source: PathLike) -> Dict[str, Tensor]:
 
 
 def damaged_part(file: BinaryIO) -> str:
-    """Return the name of the first zip member with a wrong checksum, or ''.
+    """Return the name of the first zip member with a wrong checksum, which torch ignores, or ''.
 
-    ``torch.load`` does not verify the checksums.
-
-    Raises:
-        pickle.UnpicklingError: the file is a TorchScript program, which torch 2.4 would load.
+    A TorchScript program, which torch 2.4 would load, raises pickle.UnpicklingError.
     """
     if not zipfile.is_zipfile(file):
         return ''

@@ -28,11 +28,7 @@ def examples_of(folder: Optional[Path]) -> List[Path]:
 def check_address(host: str, port: Optional[int]) -> None:
     """Raise an error if nothing can listen at an address; ``port`` None stands for any.
 
-    Gradio would go on to the next port, 100 times.
-
-    Raises:
-        ValueError: an IPv6 address has no brackets, which gradio needs.
-        OSError: the host is not this machine, or the port is taken.
+    Gradio would go on to the next port, 100 times. It needs brackets around an IPv6 address.
     """
     if ':' in host and not host.startswith('['):
         raise ValueError(f'--host must have an IPv6 address in brackets: [{host}]')

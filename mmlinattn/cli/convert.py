@@ -17,11 +17,7 @@ from ..utils.suggest import shorten
 
 
 def check_config(config: str, tensors: Dict[str, Tensor]) -> bool:
-    """Print how the weights fit the model of a config, and return whether they are all there.
-
-    Raises:
-        CheckpointError: they do not fit.
-    """
+    """Print how the weights fit the model of a config; return True if all are there."""
     from ..engine import build_model
     from ..engine.config import load_config
 

@@ -57,10 +57,8 @@ def dense_candidates(
     """Decode the ``nms_pre`` best pairs of anchor and class of each level.
 
     Args:
-        head: anchor head of MMDetection, including RPN.
         outs: class logits, box deltas and perhaps logits of a score factor, such as centerness, of
             each level, (B, anchors * d, h, w).
-        cfg: ``test_cfg`` of the head.
         limit: :func:`corners` of the images before padding.
 
     Returns:

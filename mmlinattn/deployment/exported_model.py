@@ -58,8 +58,8 @@ class ExportedModel(BaseModel):
         data_preprocessor: its config, if the config has it beside the model.
 
     Raises:
-        FileNotFoundError, mmlinattn.deployment.FileError: the file cannot be loaded or does not fit
-            ``network`` (see :func:`check_model`).
+        FileNotFoundError, mmlinattn.deployment.FileError: the file cannot be loaded, or its task,
+            number of classes, stride or prediction of masks differs from that of ``network``.
         NotDeployable: the network cannot be exported.
     """
 
@@ -152,12 +152,7 @@ class ExportedModel(BaseModel):
 
 
 def check_model(file: ExportedFile, model: nn.Module, cfg: Config) -> None:
-    """Raise FileError unless the metadata of an exported file match a model, but for its weights.
-
-    Raises:
-        FileError: task, number of classes, stride or prediction of masks differ.
-        NotDeployable: the model cannot be exported.
-    """
+    """Raise FileError unless task, classes, stride and masks of an exported file fit a model."""
     metadata = file.metadata
     number = len(metadata.classes)
     pairs = {

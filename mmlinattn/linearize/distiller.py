@@ -60,9 +60,7 @@ class Distiller(BaseModel):
     """
 
     # Parts that run in bfloat16 under CPUAmpOptimWrapper. Attentions run inside the teacher.
-    amp_parts = tuple(
-        f'{model}.{part}' for model in ('teacher', 'student') for part in ('neck', *KINDS)
-    )
+    amp_parts = tuple(f'{m}.{part}' for m in ('teacher', 'student') for part in ('neck', *KINDS))
 
     def __init__(self, teacher: dict, student: dict, objective: str = 'attentions') -> None:
         if objective not in OBJECTIVES:
@@ -146,12 +144,8 @@ def distilled_attentions(teacher: nn.Module, student: nn.Module) -> List[str]:
 def relative_error(found: Tensor, expected: Tensor, padding: Optional[Tensor] = None) -> Tensor:
     """Return the squared error over the squares of ``expected``, the mean over the images.
 
-    It is the mean squared error of each image over the teacher's mean square: blocks and outputs
-    of any scale weigh the same. A mean over the images is the same on several processes.
-
-    Args:
-        found, expected: (B, ...); (B, N, C) with ``padding``.
-        padding: (B, N) bool, True = token that does not count; or None.
+    Blocks and outputs of any scale weigh the same, and the mean is the same on several processes.
+    Both are (B, ...), or (B, N, C) with ``padding`` (B, N) bool, True = token that does not count.
     """
     found, expected = found.float(), expected.float()
     if padding is not None:

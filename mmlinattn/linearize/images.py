@@ -75,12 +75,7 @@ class RandomCropFlip(BaseTransform):
 
 
 def images_below(folder: str) -> List[Path]:
-    """Return the images below a folder, sorted.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        DataError: it has no images, or a link leads out of it.
-    """
+    """Return the images below a folder, sorted; raise DataError if a link leads out of it."""
     if not os.path.isdir(folder):
         raise FileNotFoundError(f'--images {folder}: there is no such folder')
     found = sources.images_below(Path(folder))
@@ -145,10 +140,8 @@ def check_readable(
     """Check that all images can be read and make batches: one size, or crops of one size.
 
     Pixels are read of one image of each size only, and of images that Pillow cannot read. If
-    ``padded``, sizes may differ, since batches are padded and the padding does not count.
-
-    Raises:
-        DataError: an image cannot be read, or sizes differ without a crop.
+    ``padded``, sizes may differ, since batches are padded and the padding does not count. Other
+    images raise DataError.
     """
     *steps, augment, pack = pipeline
     crop_size = augment['crop_size']

@@ -15,15 +15,7 @@ BACKBONE_RULES = Rules('constructor', 'outputs')
 
 
 class BackboneCase:
-    """Backbone with an attention in all stages.
-
-    Args:
-        cls: :class:`Backbone`, or another module that is called as ``cls(attn_cfg=..., **options)``
-            and maps images to a sequence of tensors.
-        attn_cfg: class, name or config of the attention.
-        image_size: (height, width) of the images.
-        options: further arguments of the constructor.
-    """
+    """Backbone with an attention in all stages, see :func:`check_backbone`."""
 
     def __init__(
         self, cls: type, attn_cfg: AttnCfg, image_size: Tuple[int, int], **options: Any
@@ -71,7 +63,8 @@ def check_backbone(
     """Check that a backbone obeys the rules in ``BACKBONE_RULES`` with each attention.
 
     Args:
-        cls: see :class:`BackboneCase`.
+        cls: :class:`Backbone`, or another module that is called as ``cls(attn_cfg=..., **options)``
+            and maps images to a sequence of tensors.
         attentions: classes, names or configs of attentions; all registered ones by default.
         image_size: (height, width) of the images.
         rules: names of rules to check; all by default.

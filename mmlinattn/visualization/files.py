@@ -18,13 +18,9 @@ def save_figure(figure: Figure, path: Union[str, Path], **options: Any) -> Path:
 
 
 def check_picture(option: str, path: Path) -> None:
-    """Check that matplotlib can write a picture, before its content is computed.
+    """Raise ValueError if matplotlib has no format for a suffix, WriteError if it cannot write.
 
-    Missing folders are created. ``option`` is where the path was given, for messages.
-
-    Raises:
-        ValueError: matplotlib has no format for the suffix.
-        WriteError: the file cannot be written.
+    ``option`` is where the path was given, for messages.
     """
     suffixes = sorted(f'.{kind}' for kind in FigureCanvasBase.get_supported_filetypes())
     if path.suffix.lower() not in suffixes:

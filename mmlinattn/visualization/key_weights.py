@@ -118,11 +118,7 @@ def _held_rings(attn: BaseAttention) -> ContextManager[object]:
 
 
 def key_shape(count: int, hw_shape: Sequence[int]) -> Tuple[int, int]:
-    """Return (h, w) of ``count`` keys that pool cells of R x R tokens of a map.
-
-    Raises:
-        ValueError: no R gives ``count`` keys.
-    """
+    """Return (h, w) of ``count`` keys that pool cells of R x R tokens of a map."""
     height, width = hw_shape
     for side in range(1, max(height, width) + 1):
         whole, begun = (height // side, width // side), (-(-height // side), -(-width // side))

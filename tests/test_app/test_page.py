@@ -22,6 +22,7 @@ from mmlinattn.app import load_models, package_models
 from mmlinattn.app.page import Callbacks, build_page, table_of
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
+NEEDS_GRADIO = "gradio is not installed: pip install 'gradio>=6'"
 SHOWN = ('prediction', 'attention')
 ADDRESS = re.compile(r'(http://127\.0\.0\.1:\d+)/? \(Ctrl-C closes it\)')
 
@@ -111,9 +112,7 @@ def test_without_gradio(monkeypatch, error_of):
 
 def test_errors_are_shown(predictor, tmp_path):
     """The page names what is wrong with a picture, in one line, and goes on."""
-    gradio = pytest.importorskip(
-        'gradio', reason="gradio is not installed: pip install 'gradio>=6'"
-    )
+    gradio = pytest.importorskip('gradio', reason=NEEDS_GRADIO)
     page = build_page(Callbacks(dict(seg=predictor('seg'))))
     (call,) = {one.fn for one in page.fns.values() if len(one.inputs) == 3}
     (tmp_path / 'broken.png').write_bytes(b'no picture')
@@ -122,9 +121,7 @@ def test_errors_are_shown(predictor, tmp_path):
 
 
 def test_a_picture_of_16_bits_reaches_the_model_as_it_is(predictor, tmp_path):
-    gradio = pytest.importorskip(
-        'gradio', reason="gradio is not installed: pip install 'gradio>=6'"
-    )
+    gradio = pytest.importorskip('gradio', reason=NEEDS_GRADIO)
     path = str(tmp_path / 'a.png')
     cv2.imwrite(path, IMAGE[..., 0].astype(np.uint16) * 257)
     page = build_page(Callbacks(dict(seg=predictor('seg'))))
@@ -138,7 +135,7 @@ def test_a_picture_of_16_bits_reaches_the_model_as_it_is(predictor, tmp_path):
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_the_server(root, files, tmp_path, number, code):
     """It serves the page, and leaves no uploads."""
-    pytest.importorskip('gradio', reason="gradio is not installed: pip install 'gradio>=6'")
+    pytest.importorskip('gradio', reason=NEEDS_GRADIO)
     cv2.imwrite(str(tmp_path / 'a.png'), IMAGE)
     uploads, log = tempfile.mkdtemp(dir=tmp_path), tmp_path / 'log'
     command = [sys.executable, '-m', 'mmlinattn', 'app', *files('seg'), '--images', str(tmp_path)]

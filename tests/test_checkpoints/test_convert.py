@@ -132,10 +132,7 @@ def test_compare_reports_every_kind():
 @pytest.mark.parametrize(
     'names, message',
     [
-        (
-            ['stages.0.blocks.0.weight'],
-            'stages.0.blocks has 1 blocks in the file, 2 in the model. ',
-        ),
+        (['stages.0.blocks.0.weight'], 'stages.0.blocks has 1 blocks in the file, 2 in the model'),
         ([f'stages.0.blocks.{i}.weight' for i in range(3)], 'has 3 blocks in the file, 2 in'),
         (['stages.0.0.weight', 'stages.0.7.weight'], 'not one key is of ModuleDict; the file has'),
         (['layers.0.1.0.weight', 'layers.1.1.0.weight'], 'not one key is of ModuleDict'),

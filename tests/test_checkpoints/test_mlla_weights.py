@@ -109,9 +109,7 @@ def test_another_attention_is_an_error(whole, tmp_path):
     path = tmp_path / 'mlla.pth'
     save_checkpoint(path, convert(whole, 'mlla'), {})
     other = MLLA(ARCH, ['MLLAAttention', 'RALA', 'MLLAAttention', 'MLLAAttention'])
-    message = (
-        'trained with the attentions MLLAAttention, .* the MLLA has MLLAAttention, RALA, .*set'
-    )
+    message = 'trained with the attentions MLLAAttention, .* MLLA has MLLAAttention, RALA, .*set'
     with pytest.raises(CheckpointError, match=message):
         check_fits(path, other, prefix='backbone.')
 

@@ -110,10 +110,7 @@ def test_errors_are_one_line(error_of, argv, message, tmp_path, monkeypatch):
         (['train', 'c', '--cfg-options', 'a=[dict(b=print(1))]'], 'or set it in a config file'),
         (['train', 'c', '--cfg-options', 'a=dict({})', 'b=1'], "'a=dict({})' cannot be read"),
         (['test', 'c', 'w', '--launcher', 'foo'], "invalid choice: 'foo'"),
-        (
-            ['train', 'c', '--launcher', 'pytorch'],
-            'torchrun --nproc-per-node N -m mmlinattn train ',
-        ),
+        (['train', 'c', '--launcher', 'pytorch'], 'torchrun --nproc-per-node N -m mmlinattn train'),
         (['doctor', 'now'], 'unrecognized arguments: now'),
         (['train', 'c', '--load-from', 'w'], '; instead: --cfg-options load_from=FILE'),
         (['test', 'c', 'w', '--eval', 'bbox'], 'metrics that test_evaluator of the config names'),

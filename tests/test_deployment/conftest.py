@@ -76,9 +76,8 @@ def export(tmp_path):
     def call(case: Case, settings: ExportSettings):
         model = deployable(case.model, case.cfg)
         names = class_names(case.cfg, {}, number_of_classes(case.model))
-        path = (
-            Export(model, names, settings, case.image).write('onnx', tmp_path / 'model.onnx').path
-        )
+        path = tmp_path / 'model.onnx'
+        Export(model, names, settings, case.image).write('onnx', path)
         return model, ExportedFile(path, threads=1)
 
     return call

@@ -166,9 +166,7 @@ def test_heads_may_differ_in_fine_tuning_but_not_in_a_test(quick, state, tmp_pat
         quick('test', 'seg', path)
 
 
-def test_missing_pretrained_weights_are_an_error_before_data_is_read(
-    run, root, tmp_path, monkeypatch
-):
+def test_pretrained_weights_are_missed_before_data_is_read(run, root, tmp_path, monkeypatch):
     name = 'segformer_mit-b0-rwgka_8xb1-160k_cityscapes-1024x1024'
     for kind in ('leftImg8bit', 'gtFine'):
         for split in ('train', 'val'):

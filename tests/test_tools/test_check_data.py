@@ -77,9 +77,8 @@ def test_images_and_annotations_of_a_detector(check, data):
     ):
         assert sum(wanted in line for line in lines) == 1, wanted
     # OpenCV refuses a truncated JPEG from 4.11 on, before it filled the rest with grey.
-    assert (
-        sum(f'{images[0]}: ' in line and 'image file is truncated' in line for line in lines) == 1
-    )
+    (line,) = (line for line in lines if f'{images[0]}: ' in line)
+    assert 'image file is truncated' in line
 
 
 def test_maps_of_a_segmentor(check, data):

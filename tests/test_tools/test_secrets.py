@@ -31,9 +31,7 @@ def test_keys_of_the_environment(quick, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize('where', ['argument', 'init_cfg', 'data_root'])
-def test_passwords_in_the_addresses_of_a_run(
-    run, root, options, tmp_path, monkeypatch, capfd, where
-):
+def test_passwords_in_addresses_of_a_run(run, root, options, tmp_path, monkeypatch, capfd, where):
     monkeypatch.chdir(tmp_path)
     argv = ['train', root / CONFIGS['cls'], '--work-dir', 'work', '--cfg-options', *options('cls')]
     if where == 'argument':

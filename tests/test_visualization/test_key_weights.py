@@ -67,9 +67,7 @@ def matrix(attn, call) -> torch.Tensor:
     return torch.stack(columns, -1).detach()
 
 
-@pytest.mark.parametrize(
-    'name', [name for name in module.package_attentions() if name not in NOT_LINEAR]
-)
+@pytest.mark.parametrize('name', sorted({*module.package_attentions()} - {*NOT_LINEAR}))
 def test_a_row_is_that_of_the_whole_kernel(called, name):
     attn, call = called(name)
     row = key_weights(attn, call, QUERY)
@@ -122,9 +120,8 @@ def test_extra_tokens_are_left_out_and_padding_weighs_nothing(called):
 
 
 def test_keys_of_cells_have_a_map_of_their_own(called):
-    for name, shape in dict(
-        SpatialReductionAttention=(2, 3), ConvProjectionAttention=(3, 4)
-    ).items():
+    shapes = dict(SpatialReductionAttention=(2, 3), ConvProjectionAttention=(3, 4))
+    for name, shape in shapes.items():
         assert key_weights(*called(name), QUERY).shape == (2, *shape)
     with pytest.raises(ValueError, match=r'11 keys are no cells of a map of \(5, 7\)'):
         key_shape(11, SHAPE)
@@ -273,9 +270,7 @@ def test_a_checkpoint_may_be_an_address():
     assert visualize_key_weights(words).checkpoints == ['mmlinattn://some', __file__]
 
 
-def test_attentions_that_the_host_refuses_are_left_out(
-    tool, tmp_path, monkeypatch, capsys, error_of
-):
+def test_attentions_that_a_host_refuses_are_left_out(tool, tmp_path, monkeypatch, capsys, error_of):
     names, deit = ['EnhancedLinearAttention', 'RALA'], 'configs/zoo/deit-nano_shapes.py'
     options = ('--size', 64, 64, '--out', tmp_path / 'a.png')
     monkeypatch.setattr(tool.module, 'package_attentions', lambda: names)

@@ -132,9 +132,7 @@ def convert(
 def detect_source(state_dict: Mapping[str, Tensor]) -> str:
     """Return ``'rala'`` or ``'mala'`` by the classifier of a released RAVLT or MAViT.
 
-    Raises:
-        ValueError: the weights are of another release.
-        CheckpointError: they are of RAVLT or MAViT, and nothing tells which.
+    Other weights raise ValueError, those without a classifier CheckpointError.
     """
     if not any('attn.qkvo.' in name for name in state_dict):
         known = _sources(state_dict) or f'one of {sorted(SOURCES)}'
@@ -158,12 +156,9 @@ def hidden_source(state_dict: Mapping[str, Tensor]) -> Tuple[str, str]:
 def fitting_source(
     state_dict: Mapping[str, Tensor], model_state: Mapping[str, Tensor], matched: int = 0
 ) -> Optional[str]:
-    """Return the source as which weights fit a model best, None if not better than unconverted.
+    """Return the source as which weights fit a model, or its backbone, best.
 
-    Args:
-        state_dict: name -> tensor of the file.
-        model_state: ``state_dict()`` of the model or of its backbone; may be on the meta device.
-        matched: number of names of the file that have the same shape in the model.
+    None if none has more than ``matched`` names and shapes of the model.
     """
     best = None
     for source, tensors in _converted(state_dict):

@@ -44,11 +44,7 @@ SCHEMES: Dict[str, Tuple[str, ...]] = {
 
 
 def resolve_scheme(scheme: Union[str, Sequence[str]]) -> Tuple[str, ...]:
-    """Return the steps of a scheme, given by its name or as a list of steps.
-
-    Raises:
-        ValueError: the scheme or a step is unknown, or there is no step.
-    """
+    """Return the steps of a scheme, given by its name or as a list of steps."""
     steps = SCHEMES.get(scheme) if isinstance(scheme, str) else scheme
     if not isinstance(steps, (list, tuple)) or not steps or any(s not in STEPS for s in steps):
         raise ValueError(
@@ -59,18 +55,10 @@ def resolve_scheme(scheme: Union[str, Sequence[str]]) -> Tuple[str, ...]:
 
 
 def split_groups(clip: Tensor, shape: Shape, step: str) -> Tuple[Tensor, Shape]:
-    """Split the tokens of a clip into the groups of a step.
-
-    Args:
-        clip: (B, T * H * W, C), row-major.
-        shape: (T, H, W).
-        step: a key of :data:`STEPS`.
+    """Split the tokens (B, T * H * W, C) of a clip of a shape (T, H, W) into the groups of a step.
 
     Returns:
         (B, G, N, C) with G groups of N tokens, and the (T, H, W) of a group.
-
-    Raises:
-        ValueError: the step halves an axis with an odd number of positions.
     """
     counts = _group_counts(shape, step)
     sizes: List[int] = []

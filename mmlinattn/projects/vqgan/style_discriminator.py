@@ -23,10 +23,7 @@ LAST_SIDE = 4
 class EqualizedConv(nn.Conv2d):
     """Convolution with weights of unit variance, scaled in the forward pass (equalised rate).
 
-    Args:
-        in_channels, out_channels, kernel_size: as of ``nn.Conv2d``.
-        activate: leaky ReLU and gain after the convolution.
-        blur: low-pass filter and stride 2 before the convolution.
+    ``activate`` adds leaky ReLU and gain after it, ``blur`` a low-pass filter and stride 2 before.
     """
 
     def __init__(

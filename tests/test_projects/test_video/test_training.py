@@ -116,9 +116,7 @@ def test_train_test_and_resume(run, config, tmp_path):
         ('model.head.in_channels=64', 'set model.head.in_channels=16'),
     ],
 )
-def test_mistakes_are_named_in_one_line(
-    run, config, tmp_path, error_of, monkeypatch, option, error
-):
+def test_mistakes_are_one_line(run, config, tmp_path, error_of, monkeypatch, option, error):
     monkeypatch.setattr(sample_loading, 'LOOKED_AT', 1)  # and the greatest label
     words = 'train', config(epochs=1), '--work-dir', tmp_path / 'w', '--cfg-options'
     assert error in error_of(run, *words, *option.split(), debug=False)

@@ -210,11 +210,8 @@ def test_reads_folders_of_frames(tmp_path):
         frame_template='img_{:05}.png',
     )  # fmt: skip
     out = LoadClip(3, place='middle')(data.get_data_info(0))
-    assert out['gt_label'] == 2 and out['img'][:, 0, 0].tolist() == [
-        [80, 0, 0],
-        [160, 0, 0],
-        [240, 0, 0],
-    ]
+    assert out['gt_label'] == 2
+    assert out['img'][:, 0, 0].tolist() == [[80, 0, 0], [160, 0, 0], [240, 0, 0]]
 
 
 @pytest.mark.parametrize(
