@@ -28,7 +28,6 @@ from benchmarks import jobs, report
 from benchmarks.baselines import flash_bla
 from benchmarks.gpu_suite import checks, models, speed
 from benchmarks.machine import facts, parse_device, version
-from benchmarks.tables import rows_table
 
 
 def about(session: jobs.Session) -> Iterable[jobs.Row]:
@@ -38,6 +37,14 @@ def about(session: jobs.Session) -> Iterable[jobs.Row]:
     if session.gpu:
         yield dict(what='GPU', value=str(torch.cuda.get_device_properties(session.device)))
     yield dict(what='copy bandwidth, GB/s', value=speed.copy_speed(session) / 1e9)
+
+
+def rows_table(rows: List[jobs.Row]) -> dict:
+    """Return the arguments of :func:`.report.number_table`, a column for each key of the rows."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [[row.get(name) for name in columns] for row in rows]
+    percent = [i for i, name in enumerate(columns) if name == 'share']
+    return dict(columns=columns, lines=lines, percent=percent)
 
 
 def errors(rows: List[jobs.Row]) -> dict:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
 from mmlinattn.utils import write_json
 
-from . import tables
 from .suite import Result, slopes
 
 if TYPE_CHECKING:
@@ -118,6 +117,13 @@ def _named(result: Result) -> Result:
     return replace(result, baseline=name or result.baseline, size=size)
 
 
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> List[str]:
+    """Return the lines of a table in Markdown whose first column is left-aligned."""
+    rows = [[cell.replace('|', '/') for cell in row] for row in (columns, *lines)]
+    rows.insert(1, ['---', *['---:'] * (len(columns) - 1)])
+    return [f'| {" | ".join(row)} |' for row in rows]
+
+
 def number_table(
     columns: Sequence[str], lines: Sequence[Sequence[object]], percent: Sequence[int] = ()
 ) -> List[str]:
@@ -136,7 +142,7 @@ def number_table(
             return f'{value:.0%}' if is_share else digits(value)
         return f'{value:,}' if isinstance(value, int) else str('' if value is None else value)
 
-    return tables.markdown(
+    return markdown(
         columns, [[cell(value, i in percent) for i, value in enumerate(line)] for line in lines]
     )
 
@@ -191,7 +197,7 @@ def table(part: Sequence[Result]) -> List[str]:
     for name in dict.fromkeys(name for _, rows in found.values() for name in rows):
         cells = [rows.get(name, [''] * len(headings)) for headings, rows in found.values()]
         lines.append([name, *(cell for of_mode in cells for cell in of_mode)])
-    return tables.markdown(columns, lines)
+    return markdown(columns, lines)
 
 
 def _of_mode(part: Sequence[Result]) -> Tuple[List[str], Dict[str, List[str]]]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Union
 
-from benchmarks import tables
 from benchmarks.machine import CHANGED
+from benchmarks.report import markdown
 
 from .costs import COSTS, CostColumn
 from .grid import CHOOSING, Grid, GridError, Metric, Run
@@ -143,7 +143,7 @@ def _tables(results: Results) -> List[List[str]]:
             for part in parts
         ]
     return [
-        tables.markdown(
+        markdown(
             [rows, *(heading for heading, _, _ in part)],
             [
                 [
