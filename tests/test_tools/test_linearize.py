@@ -265,12 +265,14 @@ def test_encoder_of_smca(smca, run, tmp_path):
     assert all('coco/bbox_mAP' in scores for scores in report['scores'].values())
     names = ['encoder.layers.0.self_attn', 'encoder.layers.1.self_attn']
     assert [*report['errors']['swap']] == names
+    swapped, a, b = (weights(out / f'{stage}.pth') for stage in ('swap', 'a', 'b'))
+    assert not any(torch.equal(b[name], a[name]) for name in b if name.startswith('encoder.'))
     run('test', out / 'config.py', out / 'model.pth', '--work-dir', tmp_path / 'test')
     scores = json.loads(next((tmp_path / 'test').glob('*/*.json')).read_text())
     assert scores['coco/bbox_mAP'] == pytest.approx(report['scores']['b']['coco/bbox_mAP'])
     zero = ['--iters-a', 0, '--iters-b', 0, '--no-score', *more]
     run('linearize', *smca[:2], '--out', tmp_path / 'zero', *zero)
-    found, swapped = weights(tmp_path / 'zero/model.pth'), weights(out / 'swap.pth')
+    found = weights(tmp_path / 'zero/model.pth')
     assert all(torch.equal(found[name], swapped[name]) for name in swapped)
 
 
