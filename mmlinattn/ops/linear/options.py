@@ -35,8 +35,10 @@ class LinearOptions(NamedTuple):
             parts = [weights] * count
         else:
             parts = self.packed.split(weights, -1)
+        # Not _replace, which torch 2.4 cannot compile.
+        mask, eps, feature_map, _, kind, _, mean, _, _ = self
         return [
-            self._replace(rotary=rotary, token_weights=part, packed=None)
+            LinearOptions(mask, eps, feature_map, rotary, kind, part, mean)
             for rotary, part in zip(rotaries, parts)
         ]
 
