@@ -199,7 +199,9 @@ def test_errors_name_the_cure():
         mala(q, k[:, :, :0], v[:, :, :0], cross=True)
     with pytest.raises(ValueError, match='rotary has the positions of one map'):
         mala(q, k, v, rotary=Rotary((1, 3), D), cross=True)
-    with pytest.raises(BackendError, match='cross-attention through anchors has no kernel|CUDA|Triton'):
+    with pytest.raises(
+        BackendError, match='cross-attention through anchors has no kernel|CUDA|Triton'
+    ):
         CASES['walk'][0](*(x.float() for x in (q, k, v)), cross=True, backend='triton')
 
 

@@ -108,7 +108,7 @@ def test_interpreter_serves_a_forced_triton(operator, monkeypatch):
 
 def test_forced_triton_on_the_cpu_names_the_reason(operator, monkeypatch):
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    message = r"need a CUDA tensor, got one on cpu\. Use backend='auto' or 'torch'"
+    message = r"need a CUDA tensor, got one on cpu\. Use backend='torch', or 'auto' without use_b"
     with pytest.raises(BackendError, match=message):
         operator('triton', torch.zeros(4))
 

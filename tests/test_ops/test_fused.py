@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmlinattn.ops import (
     BackendError,
@@ -16,6 +19,7 @@ from mmlinattn.ops import (
     ripple_attention,
 )
 from mmlinattn.ops.common import dispatch
+from mmlinattn.ops.common.launch import CallKey
 from tests.sizes import LONG, some
 
 if dispatch.TRITON_PROBLEM:
@@ -451,6 +455,62 @@ def test_the_custom_operator_keeps_torchs_rules(monkeypatch, case):
     saved = results if case == 'adaptive' else results[1:]
     args = (grads, tensors, saved, module, sizes, options)
     torch.library.opcheck(launch._backward._opoverload, args, test_utils=tests)
+
+
+def test_the_lazy_minus_sign_of_torch_is_read():
+    """Gradients of complex numbers have it; the address of a tensor does not show it."""
+    a, b, grad_a, grad_b = torch.randn(4, 1, 2, 20, 16, device=DEVICE)
+    q, grad = torch.complex(a, b).conj().imag, torch.complex(grad_a, grad_b).conj().imag
+    assert q.is_neg() and grad.is_neg()
+    found = []
+    for backend in ('triton', 'torch'):
+        leaves = [x.detach().requires_grad_() for x in (q, grad_a, grad_b)]
+        out = rala_attention(*leaves, backend=backend)
+        found.append([out, *torch.autograd.grad(out, leaves, grad)])
+    assert leaves[0].is_neg()
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_fake_tensors_outside_of_their_mode_launch_nothing():
+    """On a GPU their addresses are 0."""
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(x) for x in torch.randn(3, 1, 2, 20, 16, device=DEVICE)]
+    out = rala_attention(*fakes, backend='triton')
+    assert isinstance(out, FakeTensor) and out.shape == (1, 2, 20, 16)
+
+
+def test_second_derivatives_of_the_custom_operator_name_the_cure():
+    q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
+    with FlopCounterMode(display=False):
+        out = rala_attention(q, k, v, backend='triton')
+    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match='has no second derivatives'):
+        grad.sum().backward()
+
+
+def test_channels_that_are_too_far_apart_for_a_kernel():
+    """Offsets of channels are 32 bits in the kernels."""
+    q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
+    key = CallKey.of(None, q, k, v)
+    assert key.tokens(0).dim == 16
+    strides = ((*q.stride()[:3], 2**27), *key.strides[1:])
+    with pytest.raises(ValueError, match='channels .* 134217728 numbers apart.*contiguous'):
+        key._replace(strides=strides).tokens(0)
+
+
+@pytest.mark.parametrize('backend', ['torch', 'triton'])
+def test_first_derivatives_behind_activation_checkpointing_can_be_recorded(backend):
+    """torch.utils.checkpoint lets a backward pass read the saved tensors once."""
+    q, k, v = (t.detach().requires_grad_() for t in torch.randn(3, 1, 2, 20, 16, device=DEVICE))
+
+    def call(q):
+        return rala_attention(q, k, v, backend=backend)
+
+    out = checkpoint(call, q, use_reentrant=False)
+    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    torch.testing.assert_close(grad, torch.autograd.grad(call(q).square().sum(), q)[0])
+    with pytest.raises(RuntimeError, match='has no second derivatives'):
+        grad.sum().backward()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mmlinattn.models.layers import RALA, RWGKA
 from mmlinattn.ops import (
@@ -179,6 +179,7 @@ def fake_gpu(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
     # Fake tensors would take the custom operator.
     monkeypatch.setattr(launching, 'has_dispatch_mode', lambda: False)
+    monkeypatch.setattr(launching, 'PLAIN', (FakeTensor,))
     monkeypatch.setattr(dispatch, 'gpu_problem', dispatch._gpu_problem.__wrapped__)
 
     def start(launch, tensors):
@@ -342,7 +343,9 @@ def test_misaligned_tensors_are_specialised_at_every_launch(monkeypatch, clean, 
     start = launching.start
     monkeypatch.setattr(launching, 'start', lambda *args: starts.append(args[1]) or start(*args))
     key = launching.CallKey.of
-    monkeypatch.setattr(launching.CallKey, 'of', lambda *x: key(*x)._replace(aligned=False))
+    monkeypatch.setattr(
+        launching.CallKey, 'of', lambda *x, **saved: key(*x, **saved)._replace(aligned=False)
+    )
     for _ in range(2):
         run(CALLS[call][1], torch.half, 64)
     assert len(starts) == len(seen) > 0

@@ -72,7 +72,7 @@ def choose_backend(
     if backend == 'triton':
         raise BackendError(
             f"{operator}: backend='triton' cannot serve this call: {reason}. "
-            "Use backend='auto' or 'torch'."
+            "Use backend='torch', or 'auto' without use_backend and MMLINATTN_BACKEND."
         )
     return 'torch'
 

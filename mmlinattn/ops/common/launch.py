@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from . import launch_table
-from .first_derivative import first_derivative_only
+from .first_derivative import first_derivative_only, refuse_second_derivative
 from .launch_table import Config
 from .numerics import has_dispatch_mode, needs_gradient, token_major
+
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Launch:
@@ -176,25 +178,37 @@ class CallKey(NamedTuple):
     dtypes: Tuple[Any, ...]
     device_index: Optional[int]  # None in Triton's interpreter
     aligned: bool  # the addresses of all tensors are multiples of 16 bytes
+    negative: bool  # a tensor has torch's lazy minus sign, which no kernel sees
 
     @classmethod
-    def of(cls, options: Any, *tensors: Any) -> 'CallKey':
-        """Return the key of tensors or None; the first one is a tensor."""
+    def of(cls, options: Any, *tensors: Any, saved: Sequence[Tensor] = ()) -> 'CallKey':
+        """Return the key of tensors or None, the first one a tensor; of ``saved`` addresses count.
+
+        Hooks of saved tensors may have moved them.
+        """
         shapes = tuple([None if x is None else x.shape for x in tensors])
         strides = tuple([None if x is None else x.stride() for x in tensors])
         dtypes = tuple([None if x is None else x.dtype for x in tensors])
-        address = 0
+        address, negative = 0, False
         for x in tensors:
             if x is not None:
                 address |= x.data_ptr()
+                negative |= x.is_neg()
+        for x in saved:
+            address |= x.data_ptr()
         index = tensors[0].get_device()
         index = None if index < 0 else index
-        return cls(options, shapes, strides, dtypes, index, not address & 15)
+        return cls(options, shapes, strides, dtypes, index, not address & 15, negative)
 
     def tokens(self, place: int) -> Tokens:
         """Return the facts about tensor ``place``, (B, heads, N, d)."""
         batch, heads, num_tokens, dim = self.shapes[place]
         strides = self.strides[place]
+        if strides[3] * dim >= 2**31:
+            raise ValueError(
+                f'channels of a tensor are {strides[3]} numbers apart, and kernels reach 2^31 of '
+                'them: call contiguous() on queries, keys and values'
+            )
         return Tokens(batch, heads, num_tokens, dim, strides, self.dtypes[0], self.device_index)
 
     def over_tokens(
@@ -259,7 +273,8 @@ class KernelOperator(NamedTuple):
 
     def __call__(self, options: Any, *tensors: Optional[Tensor]) -> Any:
         """Compute the output, or a tuple of several outputs; the first tensor is not None."""
-        if torch.compiler.is_compiling() or has_dispatch_mode():
+        traced = torch.compiler.is_compiling() or has_dispatch_mode()
+        if traced or tensors[0].__class__ not in PLAIN:  # a fake tensor outside of its mode
             given = tuple([x is not None for x in tensors])  # autograd overlooks lists with None
             present, sizes = [x for x in tensors if x is not None], list(options[: self.num_sizes])
             rest = _encoded(given, tuple([_constant(x) for x in options[self.num_sizes :]]))
@@ -276,7 +291,10 @@ def _run(
     saved: Sequence[Tensor] = (), grads: Sequence[Tensor] = (),
 ) -> Any:  # fmt: skip
     """Compute a pass, with the device of its tensors as the current one."""
-    key = CallKey.of(options, *tensors, *grads)
+    key = CallKey.of(options, *tensors, *grads, saved=saved)
+    if key.negative:  # as gradients of complex numbers
+        tensors = [None if x is None else x.resolve_neg() for x in tensors]
+        return _run(plan, options, tensors, saved, [x.resolve_neg() for x in grads])
     launches, index = _planned(plan, key), key.device_index
     if index is None or index == torch.cuda.current_device():
         return launches(*tensors, *saved, *grads)
@@ -382,3 +400,4 @@ def _autograd(ctx, grads):
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)
+_backward.register_autograd(refuse_second_derivative)
