@@ -40,6 +40,10 @@ def _random_walk_layer(setup: Setup) -> Baselines:
 
 # One number per pair of tokens and head takes 4 GB at this size, and would take 34 GB at 65k.
 PAIRED_TOKENS = 2**14
+QUADRATIC = {
+    'SoftmaxAttention', 'BiasedSoftmaxAttention', 'GatedPositionalAttention',
+    'ConvProjectionAttention', 'SpatialReductionAttention',
+}  # fmt: skip
 
 
 def attentions() -> Dict[str, type]:
@@ -65,10 +69,10 @@ def _attention_layers(setup: Setup) -> Baselines:
     x_map = setup.leaf(tokens_to_map(x, setup.hw_shape))
     baselines = {}
     for name, kind in attentions().items():
-        if 'N^2' in kind.info.memory and setup.num_tokens > PAIRED_TOKENS:
+        if name == 'BiasedSoftmaxAttention' and setup.num_tokens > PAIRED_TOKENS:
             continue
         layer = setup.module(kind(setup.embed_dims, setup.heads))
-        quadratic = 'N^2' in kind.info.time
+        quadratic = name in QUADRATIC
         baselines[name] = Baseline.of_module(layer, x, setup.hw_shape, quadratic=quadratic)
     block = setup.module(NonLocalBlock(setup.embed_dims))
     baselines['NonLocalBlock'] = Baseline.of_module(block, x_map, quadratic=True)
