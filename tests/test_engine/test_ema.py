@@ -148,6 +148,19 @@ def test_one_operation_averages_all_tensors(interval):
         torch.testing.assert_close(value, expected[name], msg=name)
 
 
+def test_a_module_that_is_replaced_between_epochs_is_averaged(tmp_path):
+    runner = runner_of(tmp_path)
+    runner.train()
+    (hook,) = (hook for hook in runner.hooks if isinstance(hook, ModelEMAHook))
+    runner.model.norm = nn.BatchNorm1d(2)
+    runner.model.norm.weight.data.fill_(7)
+    before = hook.ema_model.module.norm.weight.clone()
+    hook.before_train_epoch(runner)
+    hook.after_train_iter(runner, 0)
+    expected = before + 0.1 * (7 - before)
+    torch.testing.assert_close(hook.ema_model.module.norm.weight, expected)
+
+
 def test_both_are_scored_and_the_best_of_both_is_kept(tmp_path):
     # From 0.5 the average with a decay of 0.5 is 0.75, 0.5, 2.25, 1.375: the best is the third.
     # That of the weights themselves is the first.

@@ -19,7 +19,7 @@ from mmlinattn.ops import (
     ripple_attention,
 )
 from mmlinattn.ops.common import dispatch
-from mmlinattn.ops.common.launch import CallKey
+from mmlinattn.ops.common.launch import CallKey, _planned
 from tests.sizes import LONG, some
 
 if dispatch.TRITON_PROBLEM:
@@ -491,11 +491,11 @@ def test_second_derivatives_of_the_custom_operator_name_the_cure():
 def test_channels_that_are_too_far_apart_for_a_kernel():
     """Offsets of channels are 32 bits in the kernels."""
     q, k, v = torch.randn(3, 1, 2, 20, 16, device=DEVICE)
-    key = CallKey.of(None, q, k, v)
-    assert key.tokens(0).dim == 16
-    strides = ((*q.stride()[:3], 2**27), *key.strides[1:])
+    key = CallKey.of(None, q, k, v, None)
+    assert _planned(len, key) == len(key)
+    strides = (*key.strides[:2], (*v.stride()[:3], 2**27), None)
     with pytest.raises(ValueError, match='channels .* 134217728 numbers apart.*contiguous'):
-        key._replace(strides=strides).tokens(0)
+        _planned(len, key._replace(strides=strides))
 
 
 @pytest.mark.parametrize('backend', ['torch', 'triton'])

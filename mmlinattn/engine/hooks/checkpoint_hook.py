@@ -94,7 +94,8 @@ def newest_checkpoint(work_dir: Union[str, Path]) -> Optional[str]:
     """Return the newest intact checkpoint of a work directory, or None if there is no checkpoint.
 
     The first choice is the one that ``last_checkpoint`` names, or a file of its name in
-    ``work_dir``, which may be a copy of another folder. The others follow by their age.
+    ``work_dir``, which may be a copy of another folder. Others follow by their age, and the named
+    one of another work directory comes last.
 
     Raises:
         CheckpointError: there are checkpoints, but none can be resumed from.

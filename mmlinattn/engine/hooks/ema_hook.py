@@ -26,7 +26,7 @@ class ForeachExponentialMovingAverage(ExponentialMovingAverage):
             self.__dict__.update(_source=model, _places=[*_places(self.module, model)])
         averages = [ours[name] for ours, _, name in self._places]
         tensors = [theirs[name] for _, theirs, name in self._places]
-        if averages[0].device != tensors[0].device:
+        if not averages or averages[0].device != tensors[0].device:
             return super().update_parameters(model)
         with torch.no_grad():
             torch._foreach_lerp_(averages, tensors, self.momentum)
@@ -36,7 +36,8 @@ class ForeachExponentialMovingAverage(ExponentialMovingAverage):
 def _places(average: nn.Module, model: nn.Module) -> Iterator[Tuple[dict, dict, str]]:
     """Yield the tables of two modules that hold a saved tensor of floats, and its name there."""
     seen: Set[int] = set()  # one that modules share is averaged once
-    for ours, theirs in zip(average.modules(), model.modules()):
+    for path, ours in average.named_modules():
+        theirs = model.get_submodule(path)
         for table in ('_parameters', '_buffers'):
             for name, x in getattr(ours, table).items():
                 is_saved = x is not None and name not in ours._non_persistent_buffers_set
@@ -49,7 +50,7 @@ def _places(average: nn.Module, model: nn.Module) -> Iterator[Tuple[dict, dict, 
 class ModelEMAHook(EMAHook):
     """Hook that keeps a moving average of the weights as timm's ``ModelEma`` and scores both.
 
-    It differs from MMEngine's EMAHook, its base class, in three points:
+    It differs from MMEngine's EMAHook, its base class, in four points:
 
     - The average starts from the weights before the first step. MMEngine starts it after that step.
     - Each validation scores the trained (raw) weights and then the average. ``accuracy/top1`` is
@@ -59,6 +60,8 @@ class ModelEMAHook(EMAHook):
     - In a checkpoint ``state_dict`` holds the raw weights and ``ema_state_dict`` the average, as
       ``model`` and ``model_ema`` in files of DeiT's training script. MMEngine exchanges the two.
       A detector or segmentor that starts from the checkpoint gets the raw weights.
+    - One operation averages all tensors, and one that modules share once. Modules may be replaced
+      between epochs, not within one.
 
     Args:
         score: metric that ranks the weights, higher is better.
@@ -97,6 +100,9 @@ class ModelEMAHook(EMAHook):
         super().before_train(runner)
         if not runner.iter:  # the model had no initial weights yet when it was copied
             self.ema_model.module.load_state_dict(self.src_model.state_dict())
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        self.ema_model.__dict__.pop('_source', None)  # finds the tensors anew
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Average running statistics over the processes: one of them saves, all of them score."""

@@ -204,11 +204,6 @@ class CallKey(NamedTuple):
         """Return the facts about tensor ``place``, (B, heads, N, d)."""
         batch, heads, num_tokens, dim = self.shapes[place]
         strides = self.strides[place]
-        if strides[3] * dim >= 2**31:
-            raise ValueError(
-                f'channels of a tensor are {strides[3]} numbers apart, and kernels reach 2^31 of '
-                'them: call contiguous() on queries, keys and values'
-            )
         return Tokens(batch, heads, num_tokens, dim, strides, self.dtypes[0], self.device_index)
 
     def over_tokens(
@@ -304,6 +299,12 @@ def _run(
 
 @functools.lru_cache(maxsize=4096)
 def _planned(plan: Callable[[CallKey], Callable[..., Any]], key: CallKey) -> Callable[..., Any]:
+    for shape, strides in zip(key.shapes, key.strides):
+        if shape is not None and len(shape) == 4 and strides[3] * shape[3] >= 2**31:
+            raise ValueError(
+                f'channels of a tensor are {strides[3]} numbers apart, and kernels reach 2^31 of '
+                'them: call contiguous() on queries, keys, values, and the gradient of the output'
+            )
     return plan(key)
 
 
