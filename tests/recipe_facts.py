@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional
 
@@ -146,10 +145,7 @@ def batch_norms(modules: Iterable[nn.Module], synchronised: bool) -> str:
 def attentions(cfg: Config, model: nn.Module) -> List[Any]:
     """Return the attention config of each stage or layer."""
     layer = cfg.model.get('encoder', {}).get('layer_cfg', {}).get('attn_cfg')
-    cfgs = getattr(model.backbone, 'layer_attn_cfgs', None)
-    if cfgs is None:
-        return [layer] if layer else []
-    return [cfgs[end - 1] for end in accumulate(map(len, model.backbone.drop_paths))]
+    return list(getattr(model.backbone, 'attn_cfgs', [layer] if layer else []))
 
 
 def decode_run_lengths(values: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...utils.pretrained import initial_weights_read_safely
 from ...utils.suggest import unknown_option
-from ..layers import AttnCfgs, BaseAttention, expand_attn_cfg, init_layers, tokens_to_map
+from ..layers import AttnCfg, AttnCfgs, BaseAttention, expand_attn_cfg, init_layers, tokens_to_map
 from ..layers.activation_checkpointing import checkpoint_block
 
 OUT_TYPES = ('featmap', 'avg_featmap', 'cls_token')
@@ -38,7 +38,7 @@ class Backbone(BaseModule):
         pretrained: must be None; MMSegmentation sets it.
 
     Attributes:
-        layer_attn_cfgs: attentions of the layers, of all stages in their order.
+        layer_attn_cfgs, attn_cfgs: attentions of the layers, and of the stages.
         architectures: architectures by the name that the paper gives.
         arch_sizes: the paper's name by size (``'tiny'``, ...), where it names them otherwise.
         arch_required, arch_defaults: keys of an architecture, and values of optional keys.
@@ -108,6 +108,7 @@ class Backbone(BaseModule):
         self.num_built = max(self.out_indices) + 1
         depths = [len(rates) for rates in self.drop_paths]
         self.layer_attn_cfgs = expand_attn_cfg(attn_cfg, count, self.stage_name, depths)
+        self.attn_cfgs = _by_stage(self.layer_attn_cfgs, depths)
         self.norm_eval = norm_eval
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
@@ -233,3 +234,10 @@ class Backbone(BaseModule):
             part.requires_grad_(False)
             if isinstance(part, nn.Module):
                 part.eval()
+
+
+def _by_stage(cfgs: List[AttnCfg], depths: Sequence[int]) -> List[Any]:
+    """Return the attention of each stage, a list where its layers differ."""
+    rest = iter(cfgs)
+    stages = [[next(rest) for _ in range(depth)] for depth in depths]
+    return [stage[0] if all(cfg == stage[0] for cfg in stage) else stage for stage in stages]

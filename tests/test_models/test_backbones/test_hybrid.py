@@ -52,6 +52,7 @@ def test_every_backbone_places_attentions_by_layer(cls):
 def test_stages_and_layers():
     names = ['MALA', 'MALA', 'SoftmaxAttention', 'SoftmaxAttention']
     model = MAViT('tiny', attn_cfg=dict(default=names, RALA=['last1']))
+    assert model.attn_cfgs == [*names[:3], ['SoftmaxAttention', 'RALA']]
     assert model.layer_attn_cfgs == ['MALA'] * 4 + ['SoftmaxAttention'] * 7 + ['RALA']
     with pytest.raises(ValueError, match='or 4: one per stage or 12: one per layer'):
         MAViT('tiny', attn_cfg=names[:3])
