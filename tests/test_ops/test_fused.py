@@ -471,6 +471,11 @@ def test_the_lazy_minus_sign_of_torch_is_read():
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+def test_saved_tensors_that_a_hook_moved_are_not_taken_for_aligned():
+    q, moved = torch.randn(1, 2, 20, 16, device=DEVICE), torch.randn(5, device=DEVICE)[1:]
+    assert CallKey.of(None, q).aligned and not CallKey.of(None, q, saved=[moved]).aligned
+
+
 def test_fake_tensors_outside_of_their_mode_launch_nothing():
     """On a GPU their addresses are 0."""
     mode = FakeTensorMode()
