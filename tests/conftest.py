@@ -214,7 +214,7 @@ def needs_to_compile():
 def shapes_root(tmp_path_factory) -> Path:
     """The Shapes data set, with few images."""
     root = tmp_path_factory.mktemp('data') / 'shapes'
-    return shapes.generate(root, num_train=4, num_val=4, image_size=64, workers=1)
+    return shapes.generate(root, num_train=4, num_val=4, image_size=64)
 
 
 @pytest.fixture(scope='module')

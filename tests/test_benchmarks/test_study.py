@@ -55,7 +55,7 @@ def record_of(path):
 def tiny(tmp_path, monkeypatch):
     """tiny(**changes): the grid file, with its data in the current folder."""
     monkeypatch.chdir(tmp_path)
-    shapes.generate('data/shapes', 6, 2, workers=1)
+    shapes.generate('data/shapes', 6, 2)
 
     def write(**changes):
         path = tmp_path / 'tiny.yml'

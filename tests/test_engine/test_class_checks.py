@@ -29,7 +29,7 @@ VAL = 'coco/annotations/instances_val2017.json'
 
 @pytest.fixture
 def root(tmp_path):
-    return shapes.generate(tmp_path / 'shapes', num_train=3, num_val=2, image_size=64, workers=1)
+    return shapes.generate(tmp_path / 'shapes', num_train=3, num_val=2, image_size=64)
 
 
 def change(path, function):

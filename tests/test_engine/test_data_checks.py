@@ -30,7 +30,7 @@ ANNOTATIONS = 'coco/annotations/instances_train2017.json'
 
 @pytest.fixture
 def root(tmp_path):
-    return shapes.generate(tmp_path / 'shapes', num_train=3, num_val=1, image_size=64, workers=1)
+    return shapes.generate(tmp_path / 'shapes', num_train=3, num_val=1, image_size=64)
 
 
 def change(root, function, name=ANNOTATIONS):

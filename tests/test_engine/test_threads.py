@@ -18,7 +18,7 @@ THREADS = 8
 @pytest.fixture(scope='module')
 def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp('data') / 'shapes'
-    return shapes.generate(folder, num_train=1, num_val=4, image_size=64, workers=1)
+    return shapes.generate(folder, num_train=1, num_val=4, image_size=64)
 
 
 def tensors(sample):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope='module')
 def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp('data') / 'shapes'
-    return shapes.generate(folder, num_train=3, num_val=1, image_size=64, workers=1)
+    return shapes.generate(folder, num_train=3, num_val=1, image_size=64)
 
 
 def check_sample(sample):

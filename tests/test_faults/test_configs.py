@@ -34,7 +34,7 @@ PARTS = (
 @pytest.fixture(scope='module')
 def trees(tmp_path_factory):
     folder = tmp_path_factory.mktemp('data') / 'shapes'
-    root = shapes.generate(folder, num_train=2, num_val=1, image_size=64, workers=1)
+    root = shapes.generate(folder, num_train=2, num_val=1, image_size=64)
     found = []
     for family in BASES:
         whole = shrunk(family, root).to_dict()

@@ -24,9 +24,8 @@ FOLDERS = {'seg': 'ade', 'det': 'coco/', 'cls': 'imagenet'}
 @pytest.fixture(scope='session')
 def shapes_root(tmp_path_factory) -> Path:
     return shapes.generate(
-        tmp_path_factory.mktemp('data') / 'shapes', num_train=16, num_val=4, image_size=64,
-        workers=1,
-    )  # fmt: skip
+        tmp_path_factory.mktemp('data') / 'shapes', num_train=16, num_val=4, image_size=64
+    )
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ COCO = 'coco/annotations/instances_train2017.json'
 @pytest.fixture
 def data(tmp_path):
     root = tmp_path / 'shapes'
-    return shapes.generate(root, num_train=6, num_val=3, image_size=64, workers=1)
+    return shapes.generate(root, num_train=6, num_val=3, image_size=64)
 
 
 @pytest.fixture

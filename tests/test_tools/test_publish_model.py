@@ -38,7 +38,7 @@ def trained(tmp_path):
 @pytest.fixture
 def publish(tmp_path, root):
     """Runs the script with these words, on two test images of Shapes."""
-    shapes.generate(tmp_path / 'shapes', 2, 2, workers=1)
+    shapes.generate(tmp_path / 'shapes', 2, 2)
     script = root / 'tools/model_converters/publish_model.py'
     options = [f'test_dataloader.dataset.data_root={tmp_path}/shapes/ade']
     options.append('test_dataloader.batch_size=1')

@@ -1,6 +1,5 @@
 """Arguments of commands on data sets and checkpoint files."""
 
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import List, Optional
@@ -39,7 +38,6 @@ def shapes(argv: Optional[List[str]] = None) -> Namespace:
     add('--image-size', type=int, default=128,
         help='side of the square images in pixels, at least 32 (%(default)s)')  # fmt: skip
     add('--seed', type=int, default=0, help='seed of all randomness (%(default)s)')
-    add('--workers', type=int, default=os.cpu_count(), help='processes; default: one a core')
     return parser.parse_args(argv)
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Union
 
 from ...utils import check_integer, staged_folder
 from . import draw, layouts
@@ -18,12 +18,11 @@ def generate(
     num_val: int = 150,
     image_size: int = 128,
     seed: int = 0,
-    workers: Optional[int] = None,
 ) -> Path:
     """Write the data set to a directory, or do nothing if it already exists.
 
-    The files depend on the parameters, not on the number of workers. They are written to a
-    hidden directory beside ``root``, which is renamed to ``root`` when complete.
+    The same parameters give the same files. They are written to a hidden directory beside
+    ``root``, which is renamed to ``root`` when complete.
 
     Args:
         root: directory to create; returned as a path.
@@ -31,7 +30,6 @@ def generate(
         num_val: number of validation images, at least 1.
         image_size: side of the square images in pixels, at least 32.
         seed: random seed, at least 0.
-        workers: number of processes, at least 1; default: one per CPU. 1 uses this process.
 
     Raises:
         ValueError: an argument is out of range.
@@ -40,11 +38,10 @@ def generate(
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     root = generate(folder + '/shapes', num_train=2, num_val=1, workers=1)
+        ...     root = generate(folder + '/shapes', num_train=2, num_val=1)
         ...     sorted(path.name for path in root.iterdir())
         ['ade', 'cityscapes', 'coco', 'imagenet', 'shapes.json']
     """
-    workers = check_integer('workers', os.cpu_count() or 1 if workers is None else workers, 1)
     parameters = dict(
         version=layouts.VERSION,
         num_train=check_integer('num_train', num_train, 1),
@@ -64,7 +61,7 @@ def generate(
         print(f'Shapes in {root} is up to date')
         return Path(root)
     with staged_folder(target) as staging:
-        layouts.write_set(staging, parameters, workers)
+        layouts.write_set(staging, parameters)
         if is_there(target, FILE, 'Shapes', parameters):  # another process has written it meanwhile
             shutil.rmtree(staging)
     return Path(root)

@@ -1,11 +1,7 @@
 """Files of a Shapes data set in the layouts of COCO, ADE20K, Cityscapes and ImageNet."""
 
 import json
-import multiprocessing
-import signal
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -23,13 +19,17 @@ ADE_SPLITS = dict(train='training', val='validation')
 JPEG_QUALITY, CROP_SIZE, CROP_SCALE = 90, 64, 1.25
 
 
-def write_set(root: Path, parameters: Dict[str, Any], workers: int) -> None:
+def write_set(root: Path, parameters: Dict[str, Any]) -> None:
     """Write a complete set to a directory, with the validated parameters of ``generate``."""
     for split in SPLITS:
         for name in CLASSES:  # empty classes need a folder: readers number the folders
             (root / f'imagenet/{split}/{name}').mkdir(parents=True)
     jobs = [(split, i) for split in SPLITS for i in range(parameters[f'num_{split}'])]
-    records = _write_images(root, parameters, jobs, workers)
+    progress = track(jobs, 'Drawing Shapes', console=Console(stderr=True, markup=False))
+    # In this process: one that is being started when a Ctrl-C comes is left behind.
+    records = [
+        _write_image(root, parameters['image_size'], parameters['seed'], job) for job in progress
+    ]
     counts = {}
     for split in SPLITS:
         coco = _coco_json([record for job, record in zip(jobs, records) if job[0] == split])
@@ -50,32 +50,6 @@ def save(path: Path, data: bytes) -> None:
     """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-def _write_images(
-    root: Path, parameters: Dict[str, Any], jobs: List[Tuple[str, int]], workers: int
-) -> List[Dict[str, Any]]:
-    """Draw and write the images of these splits and indices; return their COCO records."""
-    write = partial(_write_image, root, parameters['image_size'], parameters['seed'])
-    console = Console(stderr=True, markup=False)
-    progress = partial(track, description='Drawing Shapes', total=len(jobs), console=console)
-    if min(workers, len(jobs)) == 1:
-        return list(progress(map(write, jobs)))
-    context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(workers, context, _prepare_worker)
-    # A signal that ends the process while it hands out a task may leave a lock of the pool taken,
-    # and shutdown then waits forever: few tasks of many images, handed out in milliseconds.
-    chunk = max(1, len(jobs) // (16 * workers))
-    try:
-        return list(progress(pool.map(write, jobs, chunksize=chunk)))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _prepare_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in a terminal
-    cv2.setNumThreads(0)
 
 
 def _write_image(root: Path, image_size: int, seed: int, job: Tuple[str, int]) -> Dict[str, Any]:

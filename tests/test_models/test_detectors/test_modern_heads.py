@@ -139,7 +139,7 @@ def test_cost_of_a_segmentor_whose_head_needs_samples():
 def panoptic_root(tmp_path_factory):
     """Shapes as COCO's panoptic annotations: shapes are its first things, the rest is stuff."""
     root = tmp_path_factory.mktemp('panoptic') / 'shapes'
-    coco = shapes.generate(root, num_train=2, num_val=1, image_size=128, workers=1) / 'coco'
+    coco = shapes.generate(root, num_train=2, num_val=1, image_size=128) / 'coco'
     names, things = (CocoPanopticDataset.METAINFO[k] for k in ('classes', 'thing_classes'))
     for split in ('train', 'val'):
         instances = json.loads((coco / f'annotations/instances_{split}2017.json').read_bytes())
