@@ -78,14 +78,16 @@ class Predictor:
         notes: sentences for the user, such as why category ids are counted from 1.
 
     Raises:
-        ValueError: a config of another framework or without a test pipeline, a model without a
-            head of boxes, labels or classes, or one that cannot be augmented.
+        ValueError: no config, one of another framework or without a test pipeline, a model without
+            a head of boxes, labels or classes, or one that cannot be augmented.
         FileNotFoundError, mmlinattn.checkpoints.CheckpointError: see
             :func:`mmlinattn.engine.model.load_model`.
         mmlinattn.deployment.FileError: the exported file cannot be loaded or does not fit.
     """
 
     def __init__(self, cfg: Config, weights: str, device: str = 'cpu', tta: bool = False) -> None:
+        if not isinstance(cfg, Config):
+            raise ValueError(f'cfg must be a Config, got {cfg!r}: apis.load takes files and names')
         scope = cfg.get('default_scope')
         if scope not in TASKS:
             raise ValueError(f'default_scope of the config must be of {[*TASKS]}, got {scope!r}')

@@ -15,7 +15,7 @@ from torchvision.ops import batched_nms
 
 from mmlinattn.apis import ImageError, Prediction, load
 from mmlinattn.apis.coco import category_ids
-from mmlinattn.apis.predictor import palette_of
+from mmlinattn.apis.predictor import Predictor, palette_of
 from mmlinattn.engine.config import load_config
 from tests.test_deployment.stub import description, write_stub
 
@@ -181,6 +181,8 @@ def test_exported_file_predicts(files, tmp_path, task):
         load(files(task)[0], file, tta=True)
     with pytest.raises(ValueError, match="device must be cpu, cuda, .* got 'gpu'"):
         load(files(task)[0], file, device='gpu')
+    with pytest.raises(ValueError, match="cfg must be a Config, got 'a.py': apis.load takes"):
+        Predictor('a.py', file)
 
 
 def test_flips_are_averaged(files, predictor):
