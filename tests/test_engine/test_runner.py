@@ -3,18 +3,20 @@
 import importlib
 import math
 import os
+import random
 import subprocess
 import sys
 import time
 from subprocess import PIPE
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.evaluator import BaseMetric
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.model import BaseModel, BaseTTAModel
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
@@ -26,7 +28,7 @@ from mmlinattn.engine.runner import runner as module
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import ViT
 from mmlinattn.utils.errors import InputError
-from tests.test_engine.tiny_runner import Net, tiny_runner
+from tests.test_engine.tiny_runner import Constant, Net, tiny_runner
 
 
 class Head(nn.Sequential):
@@ -265,3 +267,79 @@ def test_an_option_that_traces_the_backbone(tmp_path):
     runner.model.backbone = ViT()
     with pytest.raises(ValueError, match='torch.fx cannot trace ViT: leave it out'):
         runner.prepare_training()
+
+
+class Drawing(Net):
+    """Draws random numbers in a prediction, which fails on images of other sizes than 2."""
+
+    modes = ()
+
+    def forward(self, inputs, mode='tensor'):
+        if mode != 'loss':
+            np.random.rand(), random.random()
+            self.modes = *self.modes, self.training
+            torch.cat([torch.rand(1, 2), inputs])
+        return super().forward(inputs, mode)
+
+
+class Failing(Constant):
+    def process(self, data_batch, data_samples):
+        raise KeyError('pred_sem_seg')
+
+
+def drawn_in_training(folder, metrics):
+    hook = Hook()
+    hook.before_train_iter = lambda *_, **__: found.append(
+        (random.random(), np.random.rand(), torch.rand(()).item())
+    )
+    found, images = [], [dict(inputs=torch.ones(2))] * 2
+    model = Drawing()
+    runner = tiny_runner(
+        folder, model=model, metrics=metrics, dataset=images, custom_hooks=[hook],
+        randomness=dict(seed=3),
+    )  # fmt: skip
+    runner.train()
+    return found, model, runner
+
+
+class Counting(Constant):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def process(self, data_batch, data_samples):
+        self.seen.append(len(self.results))
+        super().process(data_batch, data_samples)
+
+
+class Other(Counting):
+    """A metric that is not known may have other state than its results."""
+
+    def compute_metrics(self, results):
+        return dict(third=1.0)
+
+
+def test_a_validation_is_tried_before_a_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, 'SAMPLES', {'Counting': None})
+    metrics = [Counting(), Other()]
+    numbers, model, runner = drawn_in_training(tmp_path / 'a', metrics)
+    assert model.modes == (False,) * 3 and runner.val_loop.evaluator.metrics == metrics
+    assert [metric.seen for metric in metrics] == [[0, 0, 1], [0, 1]]
+    plain, model, _ = drawn_in_training(tmp_path / 'b', None)
+    assert model.modes == () and numbers == plain
+
+
+@pytest.mark.parametrize(
+    'size, metric, text',
+    [(3, Constant, 'RuntimeError: Sizes of tensors must match .* set .*pad_size_divisor to its'),
+     (2, Failing, 'KeyError: pred_sem_seg')],
+)  # fmt: skip
+def test_a_validation_that_fails_is_an_error_before_the_training(
+    tmp_path, monkeypatch, size, metric, text
+):
+    monkeypatch.setattr(module, 'SAMPLES', {'Failing': None})
+    model, images = Drawing(), [dict(inputs=torch.ones(size))] * 2
+    runner = tiny_runner(tmp_path, model=model, metrics=[metric()], dataset=images)
+    with pytest.raises(InputError, match=f'^the validation, tried before the training,.* {text}'):
+        runner.train()
+    assert model.weight == 0 and model.training

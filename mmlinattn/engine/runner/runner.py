@@ -1,7 +1,9 @@
 """MMEngine's runner with safe checkpoints and clear errors about data."""
 
+import copy
 import importlib
 import logging
+import random
 import re
 import time
 import traceback
@@ -10,21 +12,25 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 
+import numpy as np
+import torch
 from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
 from mmengine.dist import get_world_size, is_distributed
+from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner, ValLoop, autocast
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ...checkpoints import CheckpointError
 from ...models.layers import optimize_for_cpu
+from ...utils.command_line import error_text
 from ...utils.errors import InputError
 from ...utils.messages import hide_on_console, known_messages_hidden, log_warning
 from ...utils.pretrained import SAFE, initial_weights_read_safely
@@ -34,7 +40,7 @@ from ..hooks.ema_hook import ModelEMAHook
 from ..hooks.exact_resume_hook import ExactResumeHook
 from ..model import build_model, optim_wrappers, quiet, unwrapped
 from ..preflight.data import DataError, dataset_reason, labels_of
-from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
+from ..preflight.evaluators import SAMPLES, check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
 from ..preflight.sample_loading import check_samples
 from .param_groups import merge_groups_in_steps
@@ -57,7 +63,7 @@ class PluginRunner(Runner):
     - Images of several sizes in a batch are scored apart, so scores need no certain batch size
       (all preprocessors of :data:`STACKS`).
     - Metrics are tried on a made-up sample when their loop is built
-      (:func:`.evaluators.check_evaluator`).
+      (:func:`.evaluators.check_evaluator`), the validation on its first images before a training.
     """
 
     optim_wrapper: Any  # a config until prepare_training()
@@ -149,6 +155,8 @@ class PluginRunner(Runner):
             handler.setLevel(level)
         with _resume_errors(self), known_messages_hidden():
             super().load_or_resume()
+            if type(self._val_loop) is ValLoop:  # built by train()
+                _try_validation(self._val_loop)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
         """Resume with the schedule and optimizer options of the config (see schedule.py)."""
@@ -290,6 +298,41 @@ class PluginRunner(Runner):
             if isinstance(kind, type) and issubclass(kind, DistributedDataParallel):
                 model_wrapper_cfg.setdefault('device_ids', None)  # else it selects a GPU
         return super().wrap_model(model_wrapper_cfg, model)
+
+
+@torch.no_grad()
+def _try_validation(loop: ValLoop) -> None:
+    """Raise InputError if the first images of a validation cannot be predicted or scored.
+
+    Random numbers, metrics and the mode of the model are left as they were.
+    """
+    dataset, model = loop.dataloader.dataset, loop.runner.model
+    number = min(getattr(loop.dataloader.batch_sampler, 'batch_size', None) or 1, len(dataset))
+    states = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    was_training = model.training
+    try:
+        with torch.random.fork_rng(devices), autocast(enabled=loop.fp16):
+            batch = loop.dataloader.collate_fn([dataset[i] for i in range(number)])
+            found = model.eval().val_step(batch)
+        trials = [copy.copy(m) for m in loop.evaluator.metrics if type(m).__name__ in SAMPLES]
+        for metric in trials:
+            metric.results = []
+        Evaluator(trials).process(found, batch)
+    except Exception as error:
+        if isinstance(error, (CheckpointError, InputError)):
+            raise
+        text = f'{type(error).__name__}: {error_text(error)}'
+        if 'Sizes of tensors must match' in text:
+            text += '; where a neck joins levels set model.data_preprocessor.pad_size_divisor to '
+            text += 'its largest stride, such as 32'
+        raise InputError(
+            f'the validation, tried before the training, fails on its first image: {text}'
+        ) from error
+    finally:
+        model.train(was_training)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _relocate_best_checkpoints(runner: Runner) -> None:
