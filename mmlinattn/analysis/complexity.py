@@ -32,6 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 from torch.utils.hooks import RemovableHandle
 
+from ..ops import use_backend
+
 aten = torch.ops.aten
 MIN_SIZE = 32
 # Proposals per image in the heads of a two-stage detector, as counted by MMDetection 2.x.
@@ -189,7 +191,8 @@ def _count(model: nn.Module, shape: Tuple[int, int], mode: ContextManager) -> '_
     # The fast path calls one opaque operator per attention layer.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), mode, counter:
+        # Not the backend of the user: the copy is on the CPU.
+        with use_backend('torch'), torch.no_grad(), mode, counter:
             runner(torch.zeros(1, 3, *shape))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

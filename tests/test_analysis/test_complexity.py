@@ -9,6 +9,8 @@ from torch import nn
 
 from mmlinattn import __main__ as program
 from mmlinattn.analysis import analyse
+from mmlinattn.models.backbones import ViT
+from mmlinattn.ops import use_backend
 
 H, W, C, HEADS = 32, 48, 8, 2
 N = (H // 4) * (W // 4)
@@ -125,6 +127,15 @@ def test_model_is_left_alone():
     assert model.training and not model._forward_hooks and not model.conv._forward_hooks
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_the_backend_of_the_user_changes_no_number():
+    model = ViT(arch='deit-t', img_size=32, attn_cfg='RALA')
+    costs = [analyse(model, (32, 32))]
+    for backend in ('triton', 'reference'):
+        with use_backend(backend):
+            costs.append(analyse(model, (32, 32)))
+    assert costs[0].total > costs[0].conv_linear and costs == [costs[0]] * 3
 
 
 def test_runs_for_real_where_shapes_are_not_enough():

@@ -242,7 +242,9 @@ def check_table(args):
         taken = report(*case, config)
         if triton.__version__.startswith('3.6.'):  # others need a little more or less
             assert (taken.registers, taken.shared) == config[3:], (*case, config, taken)
-        on_tensor_cores = (taken.tensor_cores > 0) == (name != 'query_mean')
+        # Products of 128 x 128 are of float32 on purpose.
+        is_float = name == 'query_mean' or (name.startswith('anchor_solver') and num_anchors == 128)
+        on_tensor_cores = (taken.tensor_cores > 0) == (not is_float)
         assert dtype_class == 'float' or on_tensor_cores, (*case, config, taken)
         print(name, *case[1:], *config, taken, flush=True)
 

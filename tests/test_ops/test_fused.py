@@ -298,7 +298,8 @@ def test_three_chunks_and_more(monkeypatch, name, dtype):
 
 
 @pytest.mark.parametrize(
-    'decay, steps', [(0.1, None), (0.9, None), (0.95, None), (0.5, 2), (0.9, 7)]
+    'decay, steps',
+    [(0.1, None), (0.9, None), (0.95, None), (0.5, 2), (0.9, 7), (0.9999, 5), (1 - 1e-8, 2)],
 )
 def test_walks_between_anchors_in_float32(decay, steps):
     """Gradients of the series and of a sum of steps, in closed form inside the kernel; products
@@ -325,6 +326,16 @@ def test_anchors_of_another_type_round_in_the_kernel():
     (of_rounded,) = torch.autograd.grad(expected.sum(), rounded)
     assert grad.dtype == torch.float32
     torch.testing.assert_close(grad.bfloat16(), of_rounded)
+
+
+def test_anchors_of_two_types():
+    """The keys of the anchors were rounded to the type of their queries."""
+    _, (q, k, v) = fused_projection(1, 40, 2, 16, torch.float32)
+    anchors = torch.randn(2, 6, 16, device=DEVICE).bfloat16(), torch.randn(2, 6, 16, device=DEVICE)
+    for pair in (anchors, anchors[::-1]):
+        out = random_walk_attention(q, k, v, *pair, backend='triton')
+        expected = random_walk_attention(q, k, v, *pair, backend='torch')
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 class Launches(TorchDispatchMode):

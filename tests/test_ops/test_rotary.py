@@ -124,21 +124,29 @@ def test_small_tables_are_few(monkeypatch):
 
 
 def test_tables_that_a_cuda_graph_reads_are_kept(monkeypatch):
-    """A replay reads the memory that was captured, also after 256 other sizes."""
+    """A replay reads the memory that was captured, also after 256 other sizes.
+
+    Other streams have tables of their own, but a capture takes those of the stream before it.
+    """
     for name in ('_CONSTANTS', '_CAPTURED'):
         monkeypatch.setattr(numerics, name, {})
-    capturing = False
+    capturing, stream = False, 7
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: capturing)
+    name = '_cuda_getCurrentRawStream'
+    monkeypatch.setattr(torch._C, name, lambda index: (index, stream), raising=False)
 
-    device, build = torch.device('cuda'), lambda size, _: torch.zeros(size)
+    device, build = torch.device('cuda', 1), lambda size, _: torch.zeros(size)
 
     def table(size):
         return weakref.ref(numerics.constant(build, device, size))
 
     before = [table(1), table(2)]
-    capturing = True
+    stream = 8
+    assert table(1)() is not before[0]() and table(1)() is table(1)()
+    stream, capturing = 9, True
+    assert table(1)() is before[0]() and table(3)() is None
+    stream, capturing = 7, False
     assert table(1)() is before[0]()
-    capturing = False
     for size in range(3, 300):
         table(size)
     assert before[0]() is not None and before[1]() is None

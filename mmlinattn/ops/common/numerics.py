@@ -240,16 +240,23 @@ def constant(
     """Return ``build(*args, device)``, from a cache except while operations are recorded.
 
     Building a table of a few numbers takes several kernels, in every layer and step. Arguments are
-    hashable. Callers must not change the result. The cache keeps at least the last 16 results, up
-    to 256 of together 64 MiB, and those that CUDA graphs read.
+    hashable. Callers must not change the result. Each CUDA stream has its own. The cache keeps at
+    least the last 16 results, up to 256 of together 64 MiB, and those that CUDA graphs read.
     """
     tracing = is_tracing() if tracing is None else tracing
     if tracing or has_dispatch_mode() or device.type == 'meta':
         return build(*args, device)
-    key = (build, device, *args)
+    stream, capturing = 0, False
+    if device.type == 'cuda':
+        # A stream does not wait for what another one writes; a capture begins when all is written.
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        capturing = torch.cuda.is_current_stream_capturing()
+    key = (build, device, *args, stream)
     found = _CONSTANTS.get(key)
+    if found is None and capturing:
+        found = next((x for other, x in [*_CONSTANTS.items()] if other[:-1] == key[:-1]), None)
     if found is None:
-        if device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
+        if capturing:
             return build(*args, device)  # memory of the CUDA graph, which must not be kept
         # Outside of inference mode: training may use the table later.
         with torch.inference_mode(False), torch.no_grad():
@@ -260,7 +267,7 @@ def constant(
                 len(_CONSTANTS) > 16 and sum(x.nbytes for x in _CONSTANTS.values()) > _MOST_BYTES
             ):
                 _CONSTANTS.pop(next(iter(_CONSTANTS)))  # the oldest one
-    elif device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
+    elif capturing:
         _CAPTURED[id(found)] = found  # the CUDA graph reads this memory at every replay
     return found
 

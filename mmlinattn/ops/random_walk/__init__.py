@@ -86,7 +86,9 @@ def random_walk_attention(
         from .triton_kernels import OPERATOR  # imports Triton
 
         # The kernels round anchors to the dtype of q.
-        anchors_q, anchors_k = anchors_q.contiguous(), anchors_k.to(anchors_q.dtype).contiguous()
+        if anchors_q.dtype != anchors_k.dtype:
+            anchors_q, anchors_k = anchors_q.float(), anchors_k.float()
+        anchors_q, anchors_k = anchors_q.contiguous(), anchors_k.contiguous()
         return OPERATOR(options, q, k, v, anchors_q, anchors_k, key_padding_mask)
     form = random_walk_torch if chosen == 'torch' else random_walk_reference
     return form(*tensors, options, key_padding_mask, cross)

@@ -24,8 +24,8 @@ def solve_walk(state: Tensor, transition: Tensor, options: Walk) -> Tensor:
         total = state
         for _ in range(steps - 1):
             total = state + walk @ total
-        return (1 - decay) / (1 - decay**steps) * total
-    state = (1 - decay) * state
+        return normaliser(options) * total
+    state = normaliser(options) * state
     # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so the error
     # after n factors is decay^(2^n).
     num_factors = series_factors(decay, walk.dtype)
@@ -34,6 +34,12 @@ def solve_walk(state: Tensor, transition: Tensor, options: Walk) -> Tensor:
         if i + 1 < num_factors:
             walk = walk @ walk
     return state
+
+
+def normaliser(options: Walk) -> float:
+    """Return what makes the weights of all steps sum to 1."""
+    decay, steps = options
+    return 1 - decay if steps is None else (1 - decay) / (1 - decay**steps)
 
 
 def series_factors(decay: float, dtype: torch.dtype) -> int:

@@ -33,7 +33,7 @@ from ..common.triton_helpers import (
     store_rows,
     transposed,
 )
-from .anchor_solver import Walk, series_factors
+from .anchor_solver import Walk, normaliser, series_factors
 
 # Up to so many chunks the solver adds them itself, which saves a launch.
 FEW_CHUNKS = 8
@@ -98,7 +98,7 @@ def _state_kernel(
 
 @kernel
 def _solver_kernel(
-    PARTS, TOP, MASS, SUMS, LSE, X, decay, steps, factors, splits,
+    PARTS, TOP, MASS, SUMS, LSE, X, decay, scale, steps, factors, splits,
     BD: tl.constexpr, BM: tl.constexpr, ENDLESS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Apply all steps after the first one and the normaliser, in float32.
@@ -129,38 +129,31 @@ def _solver_kernel(
     else:
         state = tl.load(SUMS + head * size + at + cols[None, :])
         walk = tl.load(SUMS + head * size + at + BD + places[None, :])
-    x = _solve_walk(state, walk * decay, decay, steps, factors, ENDLESS)
+    x = _solve_walk(state, walk * decay, scale, steps, factors, ENDLESS)
     tl.store(X + head * BM * BD + places[:, None] * BD + cols[None, :], x)
 
 
 @triton.jit
-def _solve_walk(state, walk, decay, steps, factors, ENDLESS: tl.constexpr):
-    """Compute (1 - l) (I - walk)^-1 state, or the mean of the first steps; l is the decay."""
+def _solve_walk(state, walk, scale, steps, factors, ENDLESS: tl.constexpr):
+    """Compute scale (I - walk)^-1 state, or ``scale`` times the sum of the first steps."""
+    state *= scale
     if ENDLESS:
         # (I - W)^-1 = (I + W)(I + W^2)(I + W^4)...: the rows of W sum to the decay, so the
         # error after n factors is decay^(2^n).
-        state *= 1 - decay
         total = state + product(walk, state, tl.float32)
         for _ in range(1, factors):
             walk = product(walk, walk, tl.float32)
             total += product(walk, total, tl.float32)
     else:
-        state *= _step_normaliser(decay, steps)
         total = state
         for _ in range(1, steps):
             total = state + product(walk, total, tl.float32)
     return total
 
 
-@triton.jit
-def _step_normaliser(decay, steps):
-    """Return the normaliser of the first steps, ``(1 - l) / (1 - l^steps)``."""
-    return (1 - decay) / (1 - tl.exp(steps * tl.log(decay)))
-
-
 @kernel
 def _solver_backward_kernel(
-    SUMS, X, DX, DS, DW, DELTA, decay, steps, factors, splits,
+    SUMS, X, DX, DS, DW, DELTA, decay, scale, steps, factors, splits,
     BD: tl.constexpr, BM: tl.constexpr, HAS_TRANSITION: tl.constexpr, ENDLESS: tl.constexpr,
     ADD: tl.constexpr,
 ):  # fmt: skip
@@ -183,15 +176,15 @@ def _solver_backward_kernel(
         grad = tl.load(DX + wide)
     if HAS_TRANSITION:
         back = tl.trans(tl.load(SUMS + BD + places[None, :])) * decay
-        d_state = _solve_walk(grad, back, decay, steps, factors, ENDLESS)
+        d_state = _solve_walk(grad, back, scale, steps, factors, ENDLESS)
         if ENDLESS:
             # X = (1 - l) (I - l W)^-1 S: its differential has no more inverses.
             x = tl.load(X + wide)
-            d_walk = product(d_state, tl.trans(x), tl.float32) * (decay / (1 - decay))
+            d_walk = product(d_state, tl.trans(x), tl.float32) * (decay / scale)
         else:
             # sum_{a + b <= steps - 2} (l W^T)^a grad S^T (l W^T)^b
             state = tl.load(SUMS + cols[None, :])
-            last = product(grad * _step_normaliser(decay, steps), tl.trans(state), tl.float32)
+            last = product(grad * scale, tl.trans(state), tl.float32)
             row, d_walk = last, last
             for _ in range(2, steps):
                 row = last + product(row, back, tl.float32)
@@ -347,7 +340,8 @@ class _Launches:
         self.flags = dict(HAS_MASK=key.shapes[5] is not None, HAS_TRANSITION=self.has_transition)
         # Loop bounds: 0 where unused, because Triton would compile a constant 1 in.
         factors = series_factors(options.decay, torch.float32) if options.steps is None else 0
-        self.walk = (options.decay, options.steps or 0, factors)
+        # Not in a kernel: float32 has no digits of 1 - l left where l is close to 1.
+        self.walk = (options.decay, normaliser(options), options.steps or 0, factors)
 
     def over_tokens(
         self, name: str, kernel: Any, strides: Sequence[int], *after: float, **flags: bool
