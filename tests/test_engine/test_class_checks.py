@@ -10,7 +10,7 @@ import pytest
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, MODELS
 from torch import nn
 
 from mmlinattn import __main__ as program
@@ -272,6 +272,23 @@ def test_heads_that_do_not_fit(heads, metainfo, message):
     assert re.search(message, found.what) and found.fatal
 
 
+def test_heads_of_a_cascade_are_named_as_in_the_config():
+    """It makes its mask heads from one dict."""
+    boxes, masks = nn.ModuleList([Head(80), Head(3)]), nn.ModuleList([Head(80), Head(80)])
+    model = model_with(roi_head__bbox_head=boxes, roi_head__mask_head=masks)
+    config = dict(roi_head=dict(bbox_head=[dict(), dict()], mask_head=dict(num_classes=80)))
+    (found,) = check_heads(model, THREE, 'x', config)
+    options = 'model.roi_head.bbox_head.0.num_classes=3, model.roi_head.mask_head.num_classes=3'
+    assert f': set {options}, or' in found.what
+
+
+def test_a_head_of_mmpretrain_that_keeps_no_number():
+    pytest.importorskip('mmpretrain.models', reason='the head is of MMPretrain')
+    config = dict(type='mmpretrain.CSRAClsHead', num_classes=5, in_channels=8, num_heads=1, lam=0.1)
+    (found,) = check_heads(model_with(head=MODELS.build(config)), dict(classes=[*'abcdef']), 'x')
+    assert 'model.head.num_classes is 5' in found.what
+
+
 @pytest.mark.parametrize(
     'losses, wrong',
     [
@@ -329,8 +346,9 @@ def test_one_hot_labels_have_the_classes_of_the_head(outputs, labels, where, opt
     model = model_with(head=Head(outputs), data_preprocessor=Head(labels, to_onehot=True))
     found = [each.what for each in check_heads(model, THREE, where) if each.fatal]
     assert len(found) == bool(options) and all(f': set {options}, or' in each for each in found)
-    moved = [each.what for each in check_heads(model, THREE, where, 'model.x') if each.fatal]
-    assert moved == [each.replace('data_preprocessor.', 'model.x.') for each in found]
+    config = dict(data_preprocessor=dict(num_classes=labels))
+    moved = [each.what for each in check_heads(model, THREE, where, config) if each.fatal]
+    assert moved == [each.replace('data_pre', 'model.data_pre') for each in found]
     model.data_preprocessor.to_onehot = False
     assert not any('preprocessor' in each.what for each in check_heads(model, THREE, where))
 

@@ -343,3 +343,40 @@ def test_a_validation_that_fails_is_an_error_before_the_training(
     with pytest.raises(InputError, match=f'^the validation, tried before the training,.* {text}'):
         runner.train()
     assert model.weight == 0 and model.training
+
+
+@pytest.mark.parametrize(
+    'constructor, framework',
+    [('LayerDecayOptimizerConstructor', 'mmseg'),
+     ('LearningRateDecayOptimWrapperConstructor', 'mmpretrain'),
+     ('LearningRateDecayOptimizerConstructor', 'mmdet')],
+)  # fmt: skip
+def test_layer_decay_of_a_framework_names_that_of_this_package(tmp_path, constructor, framework):
+    pytest.importorskip(f'{framework}.engine', reason='the constructor is of that framework')
+    model = Net()
+    model.backbone = ViT()
+    paramwise = dict(decay_rate=0.7, layer_decay_rate=0.7, decay_type='layer_wise', num_layers=12)
+    optimizer = dict(type='AdamW', lr=1e-4, weight_decay=0.05)
+    wrapper = dict(
+        type='OptimWrapper', constructor=constructor, optimizer=optimizer, paramwise_cfg=paramwise
+    )
+    runner = tiny_runner(tmp_path, model=model, optim_wrapper=wrapper, default_scope=framework)
+    text = f"{constructor}' does not know the layers of ViT: set constructor='LayerDecayOptimWrap"
+    with pytest.raises(ValueError, match=text):
+        runner.prepare_training()
+    model.backbone = nn.Identity()
+    with pytest.raises((NotImplementedError, AttributeError)):
+        runner.build_optim_wrapper(wrapper)
+
+
+@pytest.mark.parametrize(
+    'by_epoch, hook, warns',
+    [(False, dict(), True), (False, dict(by_epoch=False), False), (True, dict(), False)],
+)
+def test_a_checkpoint_hook_that_counts_epochs(tmp_path, monkeypatch, by_epoch, hook, warns):
+    said = []
+    monkeypatch.setattr(module, 'log_warning', said.append)
+    hooks = dict(checkpoint=dict(type='CheckpointHook', interval=1, **hook))
+    tiny_runner(tmp_path, by_epoch=by_epoch, default_hooks=hooks).prepare_training()
+    assert [text for text in said if 'default_hooks.checkpoint counts epochs' in text] == said
+    assert len(said) == warns

@@ -128,12 +128,12 @@ def check_same_classes(lists: Dict[str, Tuple[str, ...]], are_folders: bool) -> 
 
 
 def check_heads(
-    model: nn.Module, metainfo: Mapping, where: str, preprocessing: str = 'data_preprocessor'
+    model: nn.Module, metainfo: Mapping, where: str, config: Optional[Mapping] = None
 ) -> Iterator[Finding]:
     """Compare ``num_classes`` and class weights of all heads with the classes of a data loader.
 
-    One-hot labels, of Mixup and CutMix too, take ``num_classes`` from the data preprocessor, whose
-    place in the config is ``preprocessing``.
+    One-hot labels, of Mixup and CutMix too, take ``num_classes`` from the data preprocessor.
+    ``config`` is that of the model.
     """
     classes = metainfo.get('classes')
     if not classes or isinstance(classes, str):
@@ -179,17 +179,34 @@ def check_heads(
             what = f'is {found}, but {where} has {number} classes{cure}'
             yield Finding('class', option, what)
         else:
-            wrong.append((f'model.{name}.num_classes', found, number))
+            wrong.append((f'model.{_written(config, name)}.num_classes', found, number))
         # A classifier may have more outputs than classes.
         labels = preprocessor.num_classes if name == 'head' and is_one_hot else None
         if labels not in (None, max(found, number)):  # None: samples may have scores
-            wrong.append((f'{preprocessing}.num_classes', labels, max(found, number)))
+            place = 'model.' if config and config.get('data_preprocessor') else ''
+            place += 'data_preprocessor.num_classes'
+            wrong.append((place, labels, max(found, number)))
     if wrong:
+        wrong = [*dict.fromkeys(wrong)]
         options = ' and '.join(f'{option} is {found}' for option, found, _ in wrong)
         cure = ', '.join(f'{option}={number}' for option, _, number in wrong)
         what = f'{options}, but the data set has {len(classes)} classes {_cut(tuple(classes), 5)}: '
         what += f'set {cure}, or metainfo.classes of the data set'
         yield Finding('class', where, what, True)
+
+
+def _written(config: Any, name: str) -> str:
+    """Return the place of a module in a config; a cascade makes several heads from one dict."""
+    found = []
+    for part in name.split('.'):
+        if not part.isdigit():
+            config = config.get(part) if isinstance(config, Mapping) else None
+        elif isinstance(config, Mapping):
+            continue
+        else:
+            config = config[int(part)] if isinstance(config, (list, tuple)) else None
+        found.append(part)
+    return '.'.join(found)
 
 
 def check_padding(model: nn.Module) -> Iterator[Finding]:
@@ -238,6 +255,8 @@ def _heads(model: nn.Module) -> Iterator[Tuple[str, nn.Module, int]]:
     for name, module in model.named_modules():
         number: Optional[int] = getattr(module, 'num_classes', None)
         kind = type(module).__name__
+        if kind == 'CSRAClsHead':  # of MMPretrain, which keeps no number
+            number = module.csra_heads[0].head.out_channels
         if not HEAD.fullmatch(name) or type(number) is not int or kind in OTHER_HEADS:
             continue
         if 'RPN' not in kind and not getattr(module, 'class_agnostic', False):

@@ -88,8 +88,7 @@ def config_findings(
             found += classes.check_listed(dataset, listed)
             metainfo['classes'] = metainfo.get('classes') or folders or listed
             if model is not None:
-                place = 'model.' if cfg.model.get('data_preprocessor') else ''
-                found += classes.check_heads(model, metainfo, where, f'{place}data_preprocessor')
+                found += classes.check_heads(model, metainfo, where, cfg.model)
                 if split == 'train':
                     found += classes.check_crop(model, config.get('pipeline') or ())
             colours = (config.get('metainfo') or {}).get('palette')

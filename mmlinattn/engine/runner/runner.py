@@ -225,7 +225,17 @@ class PluginRunner(Runner):
     def build_optim_wrapper(
         self, optim_wrapper: Union[dict, OptimWrapper, OptimWrapperDict]
     ) -> Union[OptimWrapper, OptimWrapperDict]:
-        built = super().build_optim_wrapper(optim_wrapper)
+        try:
+            built = super().build_optim_wrapper(optim_wrapper)
+        except NotImplementedError as error:  # of the frameworks' layer decay
+            kind = type(getattr(unwrapped(self.model), 'backbone', None))
+            if not isinstance(optim_wrapper, dict) or not kind.__module__.startswith('mmlinattn.'):
+                raise
+            raise ValueError(
+                f'optim_wrapper.constructor {optim_wrapper.get("constructor")!r} does not know the '
+                f"layers of {kind.__name__}: set constructor='LayerDecayOptimWrapperConstructor' "
+                'and paramwise_cfg=dict(_delete_=True, layer_decay_rate=...)'
+            ) from error
         # A compiled train_step (``compile`` of a config) cannot change the groups.
         for wrapper in () if self.cfg.get('compile') else optim_wrappers(built).values():
             merge_groups_in_steps(wrapper.optimizer)
@@ -281,6 +291,13 @@ class PluginRunner(Runner):
                 check_monitor(f'{type(hook).__name__}.{option}', value, self.scores)
             if isinstance(hook, CheckpointHook):
                 check_rule(hook, self.scores)
+                by_epoch = isinstance(self.train_loop, EpochBasedTrainLoop)
+                if hook.by_epoch and hook.interval > 0 and not by_epoch:
+                    log_warning(
+                        'default_hooks.checkpoint counts epochs, the training iterations: one '
+                        'checkpoint is written, at the end. Set default_hooks.checkpoint='
+                        'dict(by_epoch=False, interval=...)'
+                    )
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
         check_schedule(self)
 
