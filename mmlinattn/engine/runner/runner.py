@@ -49,6 +49,14 @@ from .schedule import check_schedule, schedule_of_config
 # Preprocessors that pad the images of a batch, which changes scores, or cannot stack them.
 STACKS = ('SegDataPreProcessor', 'ClsDataPreprocessor', 'ImgDataPreprocessor')
 
+# By a part of the message of torch.
+TRIAL_CURES = {
+    'Sizes of tensors must match': 'where a neck joins levels set '
+    'model.data_preprocessor.pad_size_divisor to its largest stride, such as 32',
+    'selected index k out of range': 'a DETR predicts num_queries x num_classes boxes: set '
+    'model.test_cfg.max_per_img to no more',
+}
+
 
 class PluginRunner(Runner):
     """MMEngine's Runner with checks before work, used by the command lines.
@@ -340,11 +348,10 @@ def _try_validation(loop: ValLoop) -> None:
         if isinstance(error, (CheckpointError, InputError)):
             raise
         text = f'{type(error).__name__}: {error_text(error)}'
-        if 'Sizes of tensors must match' in text:
-            text += '; where a neck joins levels set model.data_preprocessor.pad_size_divisor to '
-            text += 'its largest stride, such as 32'
+        cures = [cure for part, cure in TRIAL_CURES.items() if part in text]
         raise InputError(
-            f'the validation, tried before the training, fails on its first image: {text}'
+            'the validation, tried before the training, fails on its first image: '
+            + '; '.join([text, *cures])
         ) from error
     finally:
         model.train(was_training)
