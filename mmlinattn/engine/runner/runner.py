@@ -332,7 +332,8 @@ def _try_validation(loop: ValLoop) -> None:
     Random numbers, metrics and the mode of the model are left as they were.
     """
     dataset, model = loop.dataloader.dataset, loop.runner.model
-    number = min(getattr(loop.dataloader.batch_sampler, 'batch_size', None) or 1, len(dataset))
+    batch_size = getattr(loop.dataloader.batch_sampler, 'batch_size', None) or 1
+    number = min(batch_size, len(dataset), 2)  # enough for what cannot be stacked
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     was_training = model.training
