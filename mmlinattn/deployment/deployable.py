@@ -176,7 +176,8 @@ def deployable(model: BaseModel, cfg: Config) -> Deployable:
     model.data_preprocessor = nn.Identity()  # its buffers would become weights of the program
     if hasattr(model, 'auxiliary_head'):
         del model.auxiliary_head  # used in training only
-    return kind(model.eval().requires_grad_(False), preprocessor_of(cfg)).eval()
+    model.eval()
+    return kind(model.requires_grad_(False), preprocessor_of(cfg)).eval()
 
 
 def load(cfg: Config, checkpoint: Optional[str]) -> Tuple[Deployable, Sequence[str]]:

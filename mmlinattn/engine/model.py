@@ -132,7 +132,8 @@ def _with_preprocessor(cfg: Config) -> dict:
 def _for_prediction(model: BaseModel, device: str) -> BaseModel:
     if torch.device(device).type == 'cpu':
         optimize_for_cpu(model)
-    return model.to(device).eval()
+    model.to(device).eval()  # some return nothing, such as MMDetection's with a teacher
+    return model
 
 
 def preprocessor_of(cfg: Config) -> dict:

@@ -72,7 +72,7 @@ def recovered(record: Dict[str, Any], stage: str) -> Optional[float]:
         return None
     name = main_score(scores['teacher'])
     top, bottom, found = (scores[key].get(name) for key in ('teacher', 'swap', stage))
-    if None in (top, bottom, found) or top == bottom:
+    if None in (top, bottom, found) or top <= bottom:
         return None
     return (found - bottom) / (top - bottom)
 

@@ -20,15 +20,16 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.model import BaseModel, BaseTTAModel
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from mmlinattn.engine.preflight.model import check_single_images
 from mmlinattn.engine.runner import runner as module
 from mmlinattn.engine.runner.runner import PluginRunner
 from mmlinattn.models.backbones import ViT
 from mmlinattn.utils.errors import InputError
-from tests.test_engine.tiny_runner import Constant, Net, tiny_runner
+from tests.test_engine.tiny_runner import IMAGES, Constant, Net, tiny_runner
 
 
 class Head(nn.Sequential):
@@ -344,6 +345,87 @@ def test_a_validation_that_fails_is_an_error_before_the_training(
     with pytest.raises(InputError, match=f'^the validation, tried before the training,.* {text}'):
         runner.train()
     assert model.weight == 0 and model.training
+
+
+class Trained(Net):
+    """A model that needs training, or something of a hook, before it predicts."""
+
+    prepared = False
+
+    def forward(self, inputs, mode='tensor'):
+        if mode != 'loss' and self.weight == 0 and not self.prepared:
+            raise RuntimeError('not trained')
+        return super().forward(inputs, mode)
+
+
+class Retriever(Trained):
+    def prepare_prototype(self):
+        """It would encode a gallery with initial weights."""
+
+
+class Images(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        assert torch.utils.data.get_worker_info() is not None
+        return IMAGES[index]
+
+
+class Prepare(Hook):
+    def before_val(self, runner):
+        runner.model.prepared = True
+
+
+IN_ORDER = dict(type='DefaultSampler', shuffle=False)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(train_cfg=dict(by_epoch=True, max_epochs=1, val_begin=2)),
+        dict(custom_hooks=[Prepare()]),
+        dict(model=Retriever()),
+        dict(val_dataloader=dict(dataset=Images(), num_workers=1, sampler=IN_ORDER)),
+    ],
+    ids=['val_begin', 'hook', 'retriever', 'workers'],
+)
+def test_validations_that_are_not_tried(tmp_path, options):
+    tiny_runner(tmp_path, metrics=[Constant()], **{'model': Trained(), **options}).train()
+
+
+def test_the_trial_is_of_trainings_alone_and_blames_no_checkpoint(tmp_path):
+    options = dict(model=Trained(), metrics=[Constant()])
+    with pytest.raises(RuntimeError, match='^not trained$'):
+        tiny_runner(tmp_path, **options).val()
+    tiny_runner(tmp_path, optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0))).train()
+    with pytest.raises(
+        InputError, match='^the validation, tried .*not trained; .*val_begin=2 skips'
+    ):
+        path = str(tmp_path / 'epoch_1.pth')
+        tiny_runner(tmp_path, length=2, load_from=path, resume=True, **options).train()
+
+
+class Teacher(Net):
+    """As some of MMDetection: train() returns nothing. Its validation has a loss."""
+
+    def train(self, mode=True):
+        super().train(mode)
+
+    def forward(self, inputs, mode='tensor'):
+        loss = BaseDataElement(loss=dict(loss=torch.ones(1)))
+        return super().forward(inputs, mode) if mode == 'loss' else [BaseDataElement(), loss]
+
+
+class One(Constant):
+    def process(self, data_batch, data_samples):
+        assert len(data_samples) == 1
+        super().process(data_batch, data_samples)
+
+
+def test_models_that_return_other_things_are_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, 'SAMPLES', {'One': None})
+    tiny_runner(tmp_path, model=Teacher(), metrics=[One()]).train()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from ..model import build_model, optim_wrappers, quiet, unwrapped
 from ..preflight.data import DataError, dataset_reason, labels_of
 from ..preflight.evaluators import SAMPLES, check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
-from ..preflight.sample_loading import check_samples
+from ..preflight.sample_loading import base_datasets, check_samples
 from .param_groups import merge_groups_in_steps
 from .schedule import check_schedule, schedule_of_config
 
@@ -163,8 +163,10 @@ class PluginRunner(Runner):
             handler.setLevel(level)
         with _resume_errors(self), known_messages_hidden():
             super().load_or_resume()
-            if type(self._val_loop) is ValLoop:  # built by train()
-                _try_validation(self._val_loop)
+        # Built by train(); val() builds the second one alone.
+        if isinstance(self._train_loop, BaseLoop) and isinstance(self._val_loop, BaseLoop):
+            with known_messages_hidden():
+                _try_validation(self)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
         """Resume with the schedule and optimizer options of the config (see schedule.py)."""
@@ -326,21 +328,35 @@ class PluginRunner(Runner):
 
 
 @torch.no_grad()
-def _try_validation(loop: ValLoop) -> None:
+def _try_validation(runner: Runner) -> None:
     """Raise InputError if the first images of a validation cannot be predicted or scored.
 
-    Random numbers, metrics and the mode of the model are left as they were.
+    Random numbers, metrics and the mode of the model are left as they were. A validation that
+    other code prepares, or whose data set may have to be read in a worker, is not tried.
     """
-    dataset, model = loop.dataloader.dataset, loop.runner.model
-    batch_size = getattr(loop.dataloader.batch_sampler, 'batch_size', None) or 1
-    number = min(batch_size, len(dataset), 2)  # enough for what cannot be stacked
+    loop: Any = runner.val_loop
+    loader, model = loop.dataloader, runner.model
+    before = {'before_val', 'before_val_epoch', 'before_val_iter'}
+    prepared = any(
+        before & {*hook.get_triggered_stages()}
+        for hook in runner.hooks
+        if type(hook).__module__.partition('.')[0] not in ('mmengine', 'mmlinattn')
+    )
+    prepared = prepared or hasattr(unwrapped(model), 'prepare_prototype')  # of MMPretrain
+    is_readable = not loader.num_workers or any(True for _ in base_datasets(loader.dataset))
+    begin = getattr(runner.train_loop, 'val_begin', 1)
+    if type(loop) is not ValLoop or begin > 1 or prepared or not is_readable:
+        return
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    batch_size = getattr(loader.batch_sampler, 'batch_size', None) or 1
+    number = min(batch_size, len(loader.dataset), 2)  # enough for what cannot be stacked
     was_training = model.training
     try:
         with torch.random.fork_rng(devices), autocast(enabled=loop.fp16):
-            batch = loop.dataloader.collate_fn([dataset[i] for i in range(number)])
-            found = model.eval().val_step(batch)
+            batch = loader.collate_fn([loader.dataset[i] for i in range(number)])
+            model.eval()
+            found = model.val_step(batch)[:number]  # a loss may follow
         trials = [copy.copy(m) for m in loop.evaluator.metrics if type(m).__name__ in SAMPLES]
         for metric in trials:
             metric.results = []
@@ -350,6 +366,7 @@ def _try_validation(loop: ValLoop) -> None:
             raise
         text = f'{type(error).__name__}: {error_text(error)}'
         cures = [cure for part, cure in TRIAL_CURES.items() if part in text]
+        cures.append('if trained weights could be validated, train_cfg.val_begin=2 skips this')
         raise InputError(
             'the validation, tried before the training, fails on its first image: '
             + '; '.join([text, *cures])
