@@ -4,12 +4,13 @@
     python benchmarks/gpu.py --device cpu --tiny --out work_dirs/tiny     # tests the script
 
 Needs torch and Triton; models also need OpenMMLab. DIR/SECTION.json is written after every job, and
-DIR/report.md at the end. A second call with the same --out resumes. Results of another commit,
-device or version are run again. The exit code is 1 if a check or a job fails.
+DIR/report.md at the end. A second call with the same --out resumes. Results of other code,
+device or versions are run again. The exit code is 1 if a check or a job fails.
 """
 
 import argparse
 import gc
+import hashlib
 import os
 import sys
 from functools import partial
@@ -27,7 +28,7 @@ if 'cpu' in sys.argv or not torch.cuda.is_available():
 from benchmarks import jobs, report
 from benchmarks.baselines import flash_bla
 from benchmarks.gpu_suite import checks, models, speed
-from benchmarks.machine import facts, parse_device, version
+from benchmarks.machine import ROOT, facts, parse_device, version
 
 
 def about(session: jobs.Session) -> Iterable[jobs.Row]:
@@ -56,12 +57,17 @@ def errors(rows: List[jobs.Row]) -> dict:
     lines = []
     for key, group in groups.items():
         found = [(name, x) for row in group for name, x in row.items() if isinstance(x, float)]
-        output = max((x for name, x in found if name == 'output'), default=None)
-        gradients = max((x for name, x in found if name != 'output'), default=None)
+        output = _largest(x for name, x in found if name == 'output')
+        gradients = _largest(x for name, x in found if name != 'output')
         wrong = sum('wrong' in row for row in group)
         lines.append([*key, len(group), wrong, output, gradients])
     heads = ['check', 'operator', 'form', 'dtype', 'cases', 'wrong', 'output', 'gradients']
     return dict(columns=heads, lines=lines)
+
+
+def _largest(numbers: Iterable[float]) -> Optional[float]:
+    """Return the largest number, NaN if there is one, or None."""
+    return max(numbers, key=lambda x: (x != x, x), default=None)
 
 
 def sections(released: Optional[Path]) -> List[jobs.Section]:
@@ -79,6 +85,15 @@ def sections(released: Optional[Path]) -> List[jobs.Section]:
         ('robustness', 'CUDA graphs, repeated runs, TF32, more than 2^31 elements', 10,
          checks.robustness, errors),
     )]  # fmt: skip
+
+
+def sources(root: Path = ROOT) -> str:
+    """Return a digest of the code, which may change between calls with the same commit."""
+    digest = hashlib.sha256()
+    for folder in ('mmlinattn', 'benchmarks', 'configs'):
+        for file in sorted((root / folder).rglob('*.py')):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:10]
 
 
 SECTIONS = tuple(section.name for section in sections(None))
@@ -107,7 +122,8 @@ def main(argv: List[str]) -> int:
     every = sections(args.released)
     gc.freeze()  # skips imported objects, whose collection takes longer than most jobs
     key = facts('gpu.py', [], args.device)
-    key.update(Triton=version('triton'), sizes='tiny, a test' if args.tiny else 'full')
+    key.update(sources=sources(), Triton=version('triton'))
+    key.update(sizes='tiny, a test' if args.tiny else 'full')
     chosen = [section for section in every if section.name in args.only]
     jobs.run(chosen, jobs.Session(args.device, args.tiny), key, args.out, 60 * args.minutes)
     found = {section: jobs.read(args.out / f'{section.name}.json') for section in every}

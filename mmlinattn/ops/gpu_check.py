@@ -66,7 +66,8 @@ def _compare(name: str, call: Call, tensors: Sequence[Tensor]) -> Finding:
             )
     if not torch.equal(found[0], again[0]):
         problems.append('the output changes from run to run')
-    return Finding(name, dtype, errors[0], max(errors[1:]), '; '.join(problems))
+    gradients = max(errors[1:], key=lambda x: (x != x, x))  # NaN is the largest
+    return Finding(name, dtype, errors[0], gradients, '; '.join(problems))
 
 
 def _step(call: Call, mask: Tensor, backend: str, tensors: Sequence[Tensor]) -> List[Tensor]:

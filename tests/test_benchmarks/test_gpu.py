@@ -47,6 +47,23 @@ def test_tiny_run_of_all_sections_and_resume(tmp_path, monkeypatch):
     assert main(tmp_path, '--only', *done) == 0
 
 
+def test_edited_code_is_other_code(tmp_path):
+    """The commit of a changed tree is the same before and after another edit."""
+    file = tmp_path / 'mmlinattn/kernels.py'
+    file.parent.mkdir()
+    file.write_text('out = out')
+    before = gpu.sources(tmp_path)
+    assert gpu.sources(tmp_path) == before
+    file.write_text('out = 2 * out')
+    assert gpu.sources(tmp_path) != before
+
+
+def test_the_report_shows_nan_of_any_gradient():
+    row = dict(operator='rala', dtype='float32', form='triton', output=1e-7, dq=1e-6, dk=math.nan)
+    ((*_, output, gradients),) = gpu.errors([row])['lines']
+    assert output == 1e-7 and math.isnan(gradients)
+
+
 def test_one_segformer_has_the_head_of_mmsegmentation():
     """It tells what of the difference to MMSegmentation is the head."""
     found = models.models(jobs.Session(DEVICE, False))

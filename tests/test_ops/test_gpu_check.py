@@ -1,5 +1,7 @@
 """``mmlinattn doctor --gpu`` reports wrong kernels; here the kernels are functions of this file."""
 
+import math
+
 import pytest
 import torch
 
@@ -23,6 +25,20 @@ def wrong_gradient(mask, backend, x):
 
 def not_finite(mask, backend, x):
     return x * (float('nan') if backend == 'triton' else 1)
+
+
+class NotANumber(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float('nan')
+
+
+def second_gradient(mask, backend, x, y):
+    return x + (NotANumber.apply(y) if backend == 'triton' else y)
 
 
 def unsupported(mask, backend, x):
@@ -51,6 +67,13 @@ def test_a_wrong_kernel_is_found_in_each_dtype(monkeypatch, call, problem, is_un
     for x in found:
         assert x.problem.startswith(problem) and bool(x.problem) == bool(problem)
         assert x.is_unsupported == is_unsupported
+
+
+def test_nan_of_a_later_gradient_is_shown(monkeypatch):
+    calls = {'operator': (second_gradient, [(2, 3, 15, 8)] * 2)}
+    monkeypatch.setattr(gpu_check, '_calls', lambda: calls)
+    for found in gpu_check.check_kernels(CPU):
+        assert 'by nan' in found.problem and math.isnan(found.gradients)
 
 
 def test_an_output_that_changes_from_run_to_run_is_found(monkeypatch):

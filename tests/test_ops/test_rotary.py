@@ -152,6 +152,21 @@ def test_tables_that_a_cuda_graph_reads_are_kept(monkeypatch):
     assert before[0]() is not None and before[1]() is None
 
 
+def test_a_device_without_an_index_is_the_current_one(monkeypatch):
+    for name in ('_CONSTANTS', '_CAPTURED'):
+        monkeypatch.setattr(numerics, name, {})
+    current, build = 0, lambda size, _: torch.zeros(size)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: current)
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
+    # The default stream is 0 on every device.
+    streams = {0: 0, 1: 0}.__getitem__
+    monkeypatch.setattr(torch._C, '_cuda_getCurrentRawStream', streams, raising=False)
+    found = numerics.constant(build, torch.device('cuda'), 3)
+    assert numerics.constant(build, torch.device('cuda', 0), 3) is found
+    current = 1
+    assert numerics.constant(build, torch.device('cuda'), 3) is not found
+
+
 def test_tables_of_an_inference_mode_serve_training(monkeypatch):
     monkeypatch.setattr(numerics, '_CONSTANTS', {})
     with torch.inference_mode():

@@ -248,6 +248,8 @@ def constant(
         return build(*args, device)
     stream, capturing = 0, False
     if device.type == 'cuda':
+        if device.index is None:
+            device = torch.device('cuda', torch.cuda.current_device())
         # A stream does not wait for what another one writes; a capture begins when all is written.
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         capturing = torch.cuda.is_current_stream_capturing()
