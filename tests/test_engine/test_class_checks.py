@@ -282,6 +282,28 @@ def test_heads_of_a_cascade_are_named_as_in_the_config():
     assert f': set {options}, or' in found.what
 
 
+COUNTS = ('num_things_classes', 'num_stuff_classes')
+SPLIT = dict(PANOPTIC, stuff_classes=('washer',))
+
+
+@pytest.mark.parametrize('metainfo, right', [(THREE, (3, 0)), (SPLIT, (2, 1))])
+@pytest.mark.parametrize('wrong', ['panoptic_head', 'panoptic_fusion_head', None])
+def test_heads_that_count_things_and_stuff_apart(metainfo, right, wrong):
+    """MMDetection ignores an option ``num_classes`` of these."""
+    heads = {}
+    for name in ('panoptic_head', 'panoptic_fusion_head'):
+        counts = (80, 53) if name == wrong else right
+        heads[name] = Head(sum(counts), **dict(zip(COUNTS, counts)))
+    found = [each.what for each in check_heads(model_with(**heads), metainfo, 'x')]
+    cure = ', '.join(f'model.{wrong}.{name}={n}' for name, n in zip(COUNTS, right))
+    assert len(found) == bool(wrong) and all(f': set {cure}, or' in each for each in found)
+
+
+def test_stuff_that_a_data_set_does_not_name():
+    fusion = Head(3, num_things_classes=2, num_stuff_classes=1)
+    assert not [*check_heads(model_with(panoptic_fusion_head=fusion), THREE, 'x')]
+
+
 def test_a_head_of_mmpretrain_that_keeps_no_number():
     pytest.importorskip('mmpretrain.models', reason='the head is of MMPretrain')
     config = dict(type='mmpretrain.CSRAClsHead', num_classes=5, in_channels=8, num_heads=1, lam=0.1)

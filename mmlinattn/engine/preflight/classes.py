@@ -178,7 +178,7 @@ def check_heads(
             cure = f': set {option}={number}' if where == 'train_dataloader' else ''
             what = f'is {found}, but {where} has {number} classes{cure}'
             yield Finding('class', option, what)
-        else:
+        elif not hasattr(head, 'num_things_classes'):
             wrong.append((f'model.{_written(config, name)}.num_classes', found, number))
         # A classifier may have more outputs than classes.
         labels = preprocessor.num_classes if name == 'head' and is_one_hot else None
@@ -186,6 +186,7 @@ def check_heads(
             place = 'model.' if config and config.get('data_preprocessor') else ''
             place += 'data_preprocessor.num_classes'
             wrong.append((place, labels, max(found, number)))
+    wrong += _wrong_panoptic(model, metainfo)
     if wrong:
         wrong = [*dict.fromkeys(wrong)]
         options = ' and '.join(f'{option} is {found}' for option, found, _ in wrong)
@@ -193,6 +194,21 @@ def check_heads(
         what = f'{options}, but the data set has {len(classes)} classes {_cut(tuple(classes), 5)}: '
         what += f'set {cure}, or metainfo.classes of the data set'
         yield Finding('class', where, what, True)
+
+
+def _wrong_panoptic(model: nn.Module, metainfo: Mapping) -> Iterator[Tuple[str, int, int]]:
+    """Yield options of heads that count things and stuff apart, what they are and should be."""
+    things, options = metainfo.get('thing_classes'), ('num_things_classes', 'num_stuff_classes')
+    right = [len(metainfo['classes']), 0]
+    if things is not None:
+        right = [len(things), len(metainfo.get('stuff_classes') or ())]
+    for name in ('semantic_head', 'panoptic_head', 'panoptic_fusion_head'):
+        found: list = [getattr(getattr(model, name, None), option, None) for option in options]
+        if None in found or (things is None and sum(found) == right[0]):
+            continue
+        for option, given, number in zip(options, found, right):
+            if given != number:
+                yield f'model.{name}.{option}', given, number
 
 
 def _written(config: Any, name: str) -> str:
