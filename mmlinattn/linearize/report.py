@@ -66,6 +66,8 @@ def recovered(record: Dict[str, Any], stage: str) -> Optional[float]:
         >>> scores = dict(teacher=dict(mIoU=80.0), swap=dict(mIoU=30.0), b=dict(mIoU=75.0))
         >>> recovered(dict(scores=scores), 'b')
         0.9
+        >>> recovered(dict(scores=dict(scores, swap=dict(mIoU=81.0))), 'b') is None
+        True
     """
     scores = record.get('scores') or {}
     if not {'teacher', 'swap', stage} <= scores.keys():
