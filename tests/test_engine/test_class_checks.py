@@ -283,10 +283,11 @@ def test_heads_of_a_cascade_are_named_as_in_the_config():
 
 
 COUNTS = ('num_things_classes', 'num_stuff_classes')
-SPLIT = dict(PANOPTIC, stuff_classes=('washer',))
+STALE = dict(THREE, thing_classes=('person', 'bicycle'), stuff_classes=('banner',))  # of COCO
+SPLIT = dict(PANOPTIC, stuff_classes=('banner', 'blanket'))
 
 
-@pytest.mark.parametrize('metainfo, right', [(THREE, (3, 0)), (SPLIT, (2, 1))])
+@pytest.mark.parametrize('metainfo, right', [(THREE, (3, 0)), (SPLIT, (2, 1)), (STALE, (3, 0))])
 @pytest.mark.parametrize('wrong', ['panoptic_head', 'panoptic_fusion_head', None])
 def test_heads_that_count_things_and_stuff_apart(metainfo, right, wrong):
     """MMDetection ignores an option ``num_classes`` of these."""
@@ -301,7 +302,8 @@ def test_heads_that_count_things_and_stuff_apart(metainfo, right, wrong):
 
 def test_stuff_that_a_data_set_does_not_name():
     fusion = Head(3, num_things_classes=2, num_stuff_classes=1)
-    assert not [*check_heads(model_with(panoptic_fusion_head=fusion), THREE, 'x')]
+    for metainfo in (THREE, STALE):
+        assert not [*check_heads(model_with(panoptic_fusion_head=fusion), metainfo, 'x')]
 
 
 def test_a_head_of_mmpretrain_that_keeps_no_number():

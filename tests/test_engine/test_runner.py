@@ -15,11 +15,11 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
-from mmengine.evaluator import BaseMetric
+from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.model import BaseModel, BaseTTAModel
 from mmengine.optim import OptimWrapper
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner
 from mmengine.structures import BaseDataElement
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset
@@ -326,6 +326,8 @@ def test_a_validation_is_tried_before_a_training(tmp_path, monkeypatch):
     numbers, model, runner = drawn_in_training(tmp_path / 'a', metrics)
     assert model.modes == (False,) * 3 and runner.val_loop.evaluator.metrics == metrics
     assert [metric.seen for metric in metrics] == [[0, 0, 1], [0, 1]]
+    runner.val()
+    assert len(model.modes) == 5
     plain, model, _ = drawn_in_training(tmp_path / 'b', None)
     assert model.modes == () and numbers == plain
 
@@ -333,7 +335,7 @@ def test_a_validation_is_tried_before_a_training(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'size, metric, text',
     [(3, Constant, 'RuntimeError: Sizes of tensors must match .* set .*pad_size_divisor to its'),
-     (1, Constant, r'RuntimeError: selected index k .*; a DETR .* set model\.test_cfg\.max_per'),
+     (1, Constant, 'RuntimeError: selected index k .*; there are fewer queries .*max_per_img'),
      (2, Failing, 'KeyError: pred_sem_seg')],
 )  # fmt: skip
 def test_a_validation_that_fails_is_an_error_before_the_training(
@@ -372,9 +374,30 @@ class Images(Dataset):
         return IMAGES[index]
 
 
-class Prepare(Hook):
-    def before_val(self, runner):
+def prepare(stage):
+    def ready(self, runner):
         runner.model.prepared = True
+
+    return type('Prepare', (Hook,), {stage: ready})()
+
+
+class Loop(EpochBasedTrainLoop):
+    """A loop of a user's."""
+
+
+class Pairs(DefaultSampler):
+    """Yields what only its data set understands."""
+
+    def __iter__(self):
+        return ((i, 0) for i in range(2))
+
+
+class OfPairs(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, pair):
+        return IMAGES[sum(pair)]
 
 
 IN_ORDER = dict(type='DefaultSampler', shuffle=False)
@@ -384,14 +407,32 @@ IN_ORDER = dict(type='DefaultSampler', shuffle=False)
     'options',
     [
         dict(train_cfg=dict(by_epoch=True, max_epochs=1, val_begin=2)),
-        dict(custom_hooks=[Prepare()]),
+        dict(custom_hooks=[prepare('before_val')]),
+        dict(custom_hooks=[prepare('before_train_epoch')]),
+        dict(train_cfg=dict(type=Loop, max_epochs=1)),
         dict(model=Retriever()),
         dict(val_dataloader=dict(dataset=Images(), num_workers=1, sampler=IN_ORDER)),
     ],
-    ids=['val_begin', 'hook', 'retriever', 'workers'],
+    ids=['val_begin', 'before_val', 'before_train', 'loop', 'retriever', 'workers'],
 )
 def test_validations_that_are_not_tried(tmp_path, options):
     tiny_runner(tmp_path, metrics=[Constant()], **{'model': Trained(), **options}).train()
+
+
+class Converting(Evaluator):
+    def process(self, data_samples, data_batch=None):
+        super().process([dict(x=1) for _ in data_samples], data_batch)
+
+
+class Converted(Constant):
+    def process(self, data_batch, data_samples):
+        self.results += [sample['x'] for sample in data_samples]
+
+
+def test_samplers_and_evaluators_of_others_are_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, 'SAMPLES', {'Converted': None})
+    loader = dict(dataset=OfPairs(), sampler=dict(type=Pairs))
+    tiny_runner(tmp_path, metrics=Converting([Converted()]), val_dataloader=loader).train()
 
 
 def test_the_trial_is_of_trainings_alone_and_blames_no_checkpoint(tmp_path):
@@ -461,5 +502,5 @@ def test_a_checkpoint_hook_that_counts_epochs(tmp_path, monkeypatch, by_epoch, h
     monkeypatch.setattr(module, 'log_warning', said.append)
     hooks = dict(checkpoint=dict(type='CheckpointHook', interval=1, **hook))
     tiny_runner(tmp_path, by_epoch=by_epoch, default_hooks=hooks).prepare_training()
-    assert [text for text in said if 'default_hooks.checkpoint counts epochs' in text] == said
+    assert [text for text in said if 'CheckpointHook counts epochs' in text] == said
     assert len(said) == warns

@@ -142,7 +142,7 @@ def check_heads(
     preprocessor: Any = getattr(model, 'data_preprocessor', None)
     is_one_hot = where == 'train_dataloader' and getattr(preprocessor, 'to_onehot', False)
     for name, head, found in _heads(model):
-        things = metainfo.get('thing_classes') if THING_HEAD.fullmatch(name) else None
+        things = _things(metainfo) if THING_HEAD.fullmatch(name) else None
         number = len(things or classes)
         losses = getattr(head, 'loss_decode', ())
         several = isinstance(losses, (list, nn.ModuleList))
@@ -196,12 +196,20 @@ def check_heads(
         yield Finding('class', where, what, True)
 
 
+def _things(metainfo: Mapping) -> Optional[Sequence[str]]:
+    """Return the classes that are things, or None if a config names other classes alone.
+
+    MMDetection then keeps the things and the stuff of COCO beside them.
+    """
+    things = metainfo.get('thing_classes')
+    return things if things is not None and {*things} <= {*metainfo['classes']} else None
+
+
 def _wrong_panoptic(model: nn.Module, metainfo: Mapping) -> Iterator[Tuple[str, int, int]]:
     """Yield options of heads that count things and stuff apart, what they are and should be."""
-    things, options = metainfo.get('thing_classes'), ('num_things_classes', 'num_stuff_classes')
-    right = [len(metainfo['classes']), 0]
-    if things is not None:
-        right = [len(things), len(metainfo.get('stuff_classes') or ())]
+    things, options = _things(metainfo), ('num_things_classes', 'num_stuff_classes')
+    number = len(metainfo['classes'])
+    right = [number, 0] if things is None else [len(things), number - len(things)]
     for name in ('semantic_head', 'panoptic_head', 'panoptic_fusion_head'):
         found: list = [getattr(getattr(model, name, None), option, None) for option in options]
         if None in found or (things is None and sum(found) == right[0]):

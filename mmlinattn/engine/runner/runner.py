@@ -17,13 +17,19 @@ import torch
 from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
 from mmengine.dist import get_world_size, is_distributed
-from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner, ValLoop, autocast
+from mmengine.runner import (
+    BaseLoop,
+    EpochBasedTrainLoop,
+    IterBasedTrainLoop,
+    Runner,
+    ValLoop,
+    autocast,
+)
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -53,8 +59,8 @@ STACKS = ('SegDataPreProcessor', 'ClsDataPreprocessor', 'ImgDataPreprocessor')
 TRIAL_CURES = {
     'Sizes of tensors must match': 'where a neck joins levels set '
     'model.data_preprocessor.pad_size_divisor to its largest stride, such as 32',
-    'selected index k out of range': 'a DETR predicts num_queries x num_classes boxes: set '
-    'model.test_cfg.max_per_img to no more',
+    'selected index k out of range': 'there are fewer queries (times classes, but for a softmax) '
+    'than max_per_img or max_per_image in model.test_cfg or model.test_cfg.rcnn: lower that',
 }
 
 
@@ -76,6 +82,7 @@ class PluginRunner(Runner):
 
     optim_wrapper: Any  # a config until prepare_training()
     scores: AbstractSet[str] = frozenset()  # names of the scores of the validation
+    starts_training = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A command may have added an address since the file was read.
@@ -128,6 +135,7 @@ class PluginRunner(Runner):
             super()._init_model_weights()
 
     def train(self) -> nn.Module:
+        self.starts_training = True
         try:
             return super().train()
         except AssertionError as error:
@@ -163,8 +171,8 @@ class PluginRunner(Runner):
             handler.setLevel(level)
         with _resume_errors(self), known_messages_hidden():
             super().load_or_resume()
-        # Built by train(); val() builds the second one alone.
-        if isinstance(self._train_loop, BaseLoop) and isinstance(self._val_loop, BaseLoop):
+        if self.starts_training and self._val_loop is not None:
+            self.starts_training = False
             with known_messages_hidden():
                 _try_validation(self)
 
@@ -239,10 +247,11 @@ class PluginRunner(Runner):
             built = super().build_optim_wrapper(optim_wrapper)
         except NotImplementedError as error:  # of the frameworks' layer decay
             kind = type(getattr(unwrapped(self.model), 'backbone', None))
-            if not isinstance(optim_wrapper, dict) or not kind.__module__.startswith('mmlinattn.'):
+            name = optim_wrapper.get('constructor') if isinstance(optim_wrapper, dict) else None
+            if name is None or not kind.__module__.startswith('mmlinattn.'):
                 raise
             raise ValueError(
-                f'optim_wrapper.constructor {optim_wrapper.get("constructor")!r} does not know the '
+                f'optim_wrapper.constructor {name!r} does not know the '
                 f"layers of {kind.__name__}: set constructor='LayerDecayOptimWrapperConstructor' "
                 'and paramwise_cfg=dict(_delete_=True, layer_decay_rate=...)'
             ) from error
@@ -301,12 +310,12 @@ class PluginRunner(Runner):
                 check_monitor(f'{type(hook).__name__}.{option}', value, self.scores)
             if isinstance(hook, CheckpointHook):
                 check_rule(hook, self.scores)
-                by_epoch = isinstance(self.train_loop, EpochBasedTrainLoop)
-                if hook.by_epoch and hook.interval > 0 and not by_epoch:
+                by_iteration = isinstance(self.train_loop, IterBasedTrainLoop)
+                if by_iteration and hook.by_epoch and hook.interval > 0:
                     log_warning(
-                        'default_hooks.checkpoint counts epochs, the training iterations: one '
-                        'checkpoint is written, at the end. Set default_hooks.checkpoint='
-                        'dict(by_epoch=False, interval=...)'
+                        f'{type(hook).__name__} counts epochs, the training iterations: but for '
+                        'the best no checkpoint is written before the end. Set its options '
+                        'by_epoch=False and interval'
                     )
         self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
         check_schedule(self)
@@ -331,36 +340,35 @@ class PluginRunner(Runner):
 def _try_validation(runner: Runner) -> None:
     """Raise InputError if the first images of a validation cannot be predicted or scored.
 
-    Random numbers, metrics and the mode of the model are left as they were. A validation that
-    other code prepares, or whose data set may have to be read in a worker, is not tried.
+    Random numbers, metrics and the mode of the model are left as they were. What other code may
+    prepare is not tried: loops and hooks of others, data sets that are opened in a worker.
     """
-    loop: Any = runner.val_loop
-    loader, model = loop.dataloader, runner.model
-    before = {'before_val', 'before_val_epoch', 'before_val_iter'}
-    prepared = any(
-        before & {*hook.get_triggered_stages()}
+    train, loop, model = runner.train_loop, runner.val_loop, runner.model
+    known = type(train) in (EpochBasedTrainLoop, IterBasedTrainLoop) and type(loop) is ValLoop
+    prepared = hasattr(unwrapped(model), 'prepare_prototype') or any(  # of MMPretrain's retrievers
+        {*hook.get_triggered_stages()} - {'after_val_iter', 'after_test_iter'}
         for hook in runner.hooks
         if type(hook).__module__.partition('.')[0] not in ('mmengine', 'mmlinattn')
     )
-    prepared = prepared or hasattr(unwrapped(model), 'prepare_prototype')  # of MMPretrain
-    is_readable = not loader.num_workers or any(True for _ in base_datasets(loader.dataset))
-    begin = getattr(runner.train_loop, 'val_begin', 1)
-    if type(loop) is not ValLoop or begin > 1 or prepared or not is_readable:
+    if not known or train.val_begin > 1 or prepared:
+        return
+    loader = loop.dataloader
+    in_worker = loader.num_workers and not [*base_datasets(loader.dataset)]
+    if loader.batch_sampler is None or in_worker:
         return
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    batch_size = getattr(loader.batch_sampler, 'batch_size', None) or 1
-    number = min(batch_size, len(loader.dataset), 2)  # enough for what cannot be stacked
-    was_training = model.training
+    was_training, evaluator = model.training, copy.copy(loop.evaluator)
     try:
         with torch.random.fork_rng(devices), autocast(enabled=loop.fp16):
-            batch = loader.collate_fn([loader.dataset[i] for i in range(number)])
+            indices = next(iter(loader.batch_sampler))[:2]  # enough for what cannot be stacked
+            batch = loader.collate_fn([loader.dataset[i] for i in indices])
             model.eval()
-            found = model.val_step(batch)[:number]  # a loss may follow
-        trials = [copy.copy(m) for m in loop.evaluator.metrics if type(m).__name__ in SAMPLES]
-        for metric in trials:
+            found = model.val_step(batch)[: len(indices)]  # a loss may follow
+        evaluator.metrics = [copy.copy(m) for m in evaluator.metrics if type(m).__name__ in SAMPLES]
+        for metric in evaluator.metrics:
             metric.results = []
-        Evaluator(trials).process(found, batch)
+        evaluator.process(found, batch)
     except Exception as error:
         if isinstance(error, (CheckpointError, InputError)):
             raise
@@ -368,7 +376,7 @@ def _try_validation(runner: Runner) -> None:
         cures = [cure for part, cure in TRIAL_CURES.items() if part in text]
         cures.append('if trained weights could be validated, train_cfg.val_begin=2 skips this')
         raise InputError(
-            'the validation, tried before the training, fails on its first image: '
+            'the validation, tried before the training, fails on its first images: '
             + '; '.join([text, *cures])
         ) from error
     finally:
