@@ -24,6 +24,7 @@ from mmengine.structures import BaseDataElement
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from mmlinattn.engine.preflight import validation
 from mmlinattn.engine.preflight.model import check_single_images
 from mmlinattn.engine.runner import runner as module
 from mmlinattn.engine.runner.runner import PluginRunner
@@ -321,7 +322,7 @@ class Other(Counting):
 
 
 def test_a_validation_is_tried_before_a_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, 'SAMPLES', {'Counting': None})
+    monkeypatch.setattr(validation, 'SAMPLES', {'Counting': None})
     metrics = [Counting(), Other()]
     numbers, model, runner = drawn_in_training(tmp_path / 'a', metrics)
     assert model.modes == (False,) * 3 and runner.val_loop.evaluator.metrics == metrics
@@ -341,7 +342,7 @@ def test_a_validation_is_tried_before_a_training(tmp_path, monkeypatch):
 def test_a_validation_that_fails_is_an_error_before_the_training(
     tmp_path, monkeypatch, size, metric, text
 ):
-    monkeypatch.setattr(module, 'SAMPLES', {'Failing': None})
+    monkeypatch.setattr(validation, 'SAMPLES', {'Failing': None})
     model, images = Drawing(), [dict(inputs=torch.ones(size))] * 2
     runner = tiny_runner(tmp_path, model=model, metrics=[metric()], dataset=images)
     with pytest.raises(InputError, match=f'^the validation, tried before the training,.* {text}'):
@@ -416,7 +417,9 @@ IN_ORDER = dict(type='DefaultSampler', shuffle=False)
     ids=['val_begin', 'before_val', 'before_train', 'loop', 'retriever', 'workers'],
 )
 def test_validations_that_are_not_tried(tmp_path, options):
-    tiny_runner(tmp_path, metrics=[Constant()], **{'model': Trained(), **options}).train()
+    runner = tiny_runner(tmp_path, metrics=[Constant()], **{'model': Trained(), **options})
+    runner.train()
+    assert runner.model.weight != 0
 
 
 class Converting(Evaluator):
@@ -430,9 +433,11 @@ class Converted(Constant):
 
 
 def test_samplers_and_evaluators_of_others_are_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, 'SAMPLES', {'Converted': None})
+    monkeypatch.setattr(validation, 'SAMPLES', {'Converted': None})
     loader = dict(dataset=OfPairs(), sampler=dict(type=Pairs))
-    tiny_runner(tmp_path, metrics=Converting([Converted()]), val_dataloader=loader).train()
+    runner = tiny_runner(tmp_path, metrics=Converting([Converted()]), val_dataloader=loader)
+    runner.train()
+    assert runner.model.weight != 0 and runner.message_hub.get_scalar('val/score').current() == 1
 
 
 def test_the_trial_is_of_trainings_alone_and_blames_no_checkpoint(tmp_path):
@@ -465,8 +470,10 @@ class One(Constant):
 
 
 def test_models_that_return_other_things_are_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, 'SAMPLES', {'One': None})
-    tiny_runner(tmp_path, model=Teacher(), metrics=[One()]).train()
+    monkeypatch.setattr(validation, 'SAMPLES', {'One': None})
+    runner = tiny_runner(tmp_path, model=Teacher(), metrics=[One()])
+    runner.train()
+    assert runner.model.weight != 0 and runner.message_hub.get_scalar('val/score').current() == 1
 
 
 @pytest.mark.parametrize(
@@ -488,8 +495,19 @@ def test_layer_decay_of_a_framework_names_that_of_this_package(tmp_path, constru
     text = f"{constructor}' does not know the layers of ViT: set constructor='LayerDecayOptimWrap"
     with pytest.raises(ValueError, match=text):
         runner.prepare_training()
-    model.backbone = nn.Identity()
-    with pytest.raises((NotImplementedError, AttributeError)):
+
+
+@pytest.mark.parametrize(
+    'backbone, wrapper', [(nn.Identity(), dict(constructor='Own')), (ViT(), dict())]
+)
+def test_other_optimizers_that_are_not_implemented(tmp_path, monkeypatch, backbone, wrapper):
+    def fail(self, optim_wrapper):
+        raise NotImplementedError('own words')
+
+    runner = tiny_runner(tmp_path)
+    runner.model.backbone = backbone
+    monkeypatch.setattr(Runner, 'build_optim_wrapper', fail)
+    with pytest.raises(NotImplementedError, match='^own words$'):
         runner.build_optim_wrapper(wrapper)
 
 

@@ -1,9 +1,7 @@
 """MMEngine's runner with safe checkpoints and clear errors about data."""
 
-import copy
 import importlib
 import logging
-import random
 import re
 import time
 import traceback
@@ -12,8 +10,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import AbstractSet, Any, Callable, Iterator, Optional, Union
 
-import numpy as np
-import torch
 from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
 from mmengine.dist import get_world_size, is_distributed
@@ -22,21 +18,13 @@ from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODEL_WRAPPERS
-from mmengine.runner import (
-    BaseLoop,
-    EpochBasedTrainLoop,
-    IterBasedTrainLoop,
-    Runner,
-    ValLoop,
-    autocast,
-)
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ...checkpoints import CheckpointError
 from ...models.layers import optimize_for_cpu
-from ...utils.command_line import error_text
 from ...utils.errors import InputError
 from ...utils.messages import hide_on_console, known_messages_hidden, log_warning
 from ...utils.pretrained import SAFE, initial_weights_read_safely
@@ -46,22 +34,15 @@ from ..hooks.ema_hook import ModelEMAHook
 from ..hooks.exact_resume_hook import ExactResumeHook
 from ..model import build_model, optim_wrappers, quiet, unwrapped
 from ..preflight.data import DataError, dataset_reason, labels_of
-from ..preflight.evaluators import SAMPLES, check_evaluator, check_monitor, check_rule
+from ..preflight.evaluators import check_evaluator, check_monitor, check_rule
 from ..preflight.model import check_single_images
-from ..preflight.sample_loading import base_datasets, check_samples
+from ..preflight.sample_loading import check_samples
+from ..preflight.validation import try_validation
 from .param_groups import merge_groups_in_steps
 from .schedule import check_schedule, schedule_of_config
 
 # Preprocessors that pad the images of a batch, which changes scores, or cannot stack them.
 STACKS = ('SegDataPreProcessor', 'ClsDataPreprocessor', 'ImgDataPreprocessor')
-
-# By a part of the message of torch.
-TRIAL_CURES = {
-    'Sizes of tensors must match': 'where a neck joins levels set '
-    'model.data_preprocessor.pad_size_divisor to its largest stride, such as 32',
-    'selected index k out of range': 'there are fewer queries (times classes, but for a softmax) '
-    'than max_per_img or max_per_image in model.test_cfg or model.test_cfg.rcnn: lower that',
-}
 
 
 class PluginRunner(Runner):
@@ -174,7 +155,7 @@ class PluginRunner(Runner):
         if self.starts_training and self._val_loop is not None:
             self.starts_training = False
             with known_messages_hidden():
-                _try_validation(self)
+                try_validation(self)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
         """Resume with the schedule and optimizer options of the config (see schedule.py)."""
@@ -334,55 +315,6 @@ class PluginRunner(Runner):
             if isinstance(kind, type) and issubclass(kind, DistributedDataParallel):
                 model_wrapper_cfg.setdefault('device_ids', None)  # else it selects a GPU
         return super().wrap_model(model_wrapper_cfg, model)
-
-
-@torch.no_grad()
-def _try_validation(runner: Runner) -> None:
-    """Raise InputError if the first images of a validation cannot be predicted or scored.
-
-    Random numbers, metrics and the mode of the model are left as they were. What other code may
-    prepare is not tried: loops and hooks of others, data sets that are opened in a worker.
-    """
-    train, loop, model = runner.train_loop, runner.val_loop, runner.model
-    known = type(train) in (EpochBasedTrainLoop, IterBasedTrainLoop) and type(loop) is ValLoop
-    prepared = hasattr(unwrapped(model), 'prepare_prototype') or any(  # of MMPretrain's retrievers
-        {*hook.get_triggered_stages()} - {'after_val_iter', 'after_test_iter'}
-        for hook in runner.hooks
-        if type(hook).__module__.partition('.')[0] not in ('mmengine', 'mmlinattn')
-    )
-    if not known or train.val_begin > 1 or prepared:
-        return
-    loader = loop.dataloader
-    in_worker = loader.num_workers and not [*base_datasets(loader.dataset)]
-    if loader.batch_sampler is None or in_worker:
-        return
-    states = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    was_training, evaluator = model.training, copy.copy(loop.evaluator)
-    try:
-        with torch.random.fork_rng(devices), autocast(enabled=loop.fp16):
-            indices = next(iter(loader.batch_sampler))[:2]  # enough for what cannot be stacked
-            batch = loader.collate_fn([loader.dataset[i] for i in indices])
-            model.eval()
-            found = model.val_step(batch)[: len(indices)]  # a loss may follow
-        evaluator.metrics = [copy.copy(m) for m in evaluator.metrics if type(m).__name__ in SAMPLES]
-        for metric in evaluator.metrics:
-            metric.results = []
-        evaluator.process(found, batch)
-    except Exception as error:
-        if isinstance(error, (CheckpointError, InputError)):
-            raise
-        text = f'{type(error).__name__}: {error_text(error)}'
-        cures = [cure for part, cure in TRIAL_CURES.items() if part in text]
-        cures.append('if trained weights could be validated, train_cfg.val_begin=2 skips this')
-        raise InputError(
-            'the validation, tried before the training, fails on its first images: '
-            + '; '.join([text, *cures])
-        ) from error
-    finally:
-        model.train(was_training)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def _relocate_best_checkpoints(runner: Runner) -> None:
